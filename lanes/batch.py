@@ -1,0 +1,97 @@
+"""The batch lane's caches: a slot for each row, in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from lanes.rows import Rows, rows_for
+from lanes.rows.positions import Positions, capacity_for
+from lanes.rows.slots import Slots
+
+
+class SlotCaches:
+    """The caches of all rows of a batch lane, and the table of which row is where.
+
+    Arrays have a power of two of slots and of tokens, grow when a row needs it, and are given back with the last row.
+    """
+
+    lane = "batch"
+
+    def __init__(self, solo: Sequence[object], max_rows: int) -> None:
+        """solo: the caches that the model makes for one row, of kinds that have rows in slots."""
+        self.table = Slots(max_rows)
+        self.layers: list[Rows] = rows_for(solo)
+        self.slots = self.capacity_tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def merge(self, row_id: int, row: Sequence[Any], length: int) -> None:
+        """Enter a row whose first `length` tokens have been processed in caches of its own."""
+        slot = self.table.claim(row_id, length)
+        self._reserve(slot + 1, length + 1)
+        for layer, cache in zip(self.layers, row, strict=True):
+            layer.merge(slot, cache, length)
+        # Begun now, so that the row's own caches are freed soon; the next step queues behind it.
+        mx.async_eval([layer.state for layer in self.layers])
+
+    def leave(self, row_id: int) -> None:
+        slot = self.table.release(row_id)
+        for layer in self.layers:
+            layer.filter(slot)
+        if not self.table:
+            self.clear()
+
+    def take(self, row_id: int) -> list[Any]:
+        """A row's caches as they would be had it been alone, evaluated; the row stays."""
+        slot = self.table.rows.index(row_id)
+        return [layer.take(slot, self.table.lengths[slot]) for layer in self.layers]
+
+    def compact(self) -> tuple[int, int] | None:
+        """Move the last row into the lowest free slot, so that steps read fewer slots; returns (source, target)."""
+        hole = self.table.hole()
+        if hole:
+            source, target = hole
+            length = self.table.lengths[source]
+            for layer in self.layers:
+                layer.move(source, target, length)
+            self.table.move(source, target)
+        return hole
+
+    def begin_step(self) -> list[Rows]:
+        """Make room for a token more in each row; returns the caches to call the model with."""
+        self._reserve(len(self.table.rows), max(self.table.lengths) + 1)
+        positions = Positions(self.table.lengths)
+        for layer in self.layers:
+            layer.positions = positions
+        return self.layers
+
+    def end_step(self) -> None:
+        self.table.advance()
+
+    def clear(self) -> None:
+        """Forget all rows and free the arrays."""
+        self.table = Slots(self.table.limit)
+        self.slots = self.capacity_tokens = 0
+        for layer in self.layers:
+            layer.positions = Positions([])
+            layer.clear()
+
+    def _reserve(self, slots: int, tokens: int) -> None:
+        if slots <= self.slots and tokens <= self.capacity_tokens:
+            return
+        self.slots = max(self.slots, 1 << (slots - 1).bit_length())
+        self.capacity_tokens = max(self.capacity_tokens, capacity_for(tokens))
+        for layer in self.layers:
+            layer.resize(self.slots, self.capacity_tokens)
+
+    def check(self) -> None:
+        self.table.check()
+        assert all(length <= self.capacity_tokens for length in self.table.lengths), (
+            f"rows of {self.table.lengths} tokens in slots of {self.capacity_tokens}"
+        )
+        assert self.table or not self.nbytes, f"no rows, but {self.nbytes} bytes of caches"

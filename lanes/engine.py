@@ -1,0 +1,143 @@
+"""The engine: one model, the prompts on their way and the lane of merged rows. It computes and decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import mlx.core as mx
+
+from lanes.decoder import Decoder, Dispatched
+from lanes.lane import Chunk, EngineFailed, EngineGauges, ModelInfo, Step, StepResult
+from lanes.prefill import Prefill
+from lanes.solo import RowMaker
+
+T = TypeVar("T")
+
+# Memory that MLX keeps for reuse. A prompt's chunks allocate and free the same few shapes over and over, but without
+# a bound every shape ever used stays.
+MLX_CACHE_LIMIT_BYTES = 1 << 30
+
+
+class MlxEngine:
+    """Runs turns on the model's thread; see lanes.lane.Engine."""
+
+    def __init__(self, make_row: RowMaker, info: ModelInfo, decoder: Decoder) -> None:
+        self.make_row = make_row
+        self.info = info
+        self.decoder = decoder
+        self._prompts: dict[int, Prefill] = {}
+        self._unread: Dispatched | None = None
+        self._failures: list[tuple[int, str]] = []
+        self._step_failed_before = False
+        self._queued_tokens = 0
+        self._turn_ended_s = time.perf_counter()
+        mx.set_cache_limit(MLX_CACHE_LIMIT_BYTES)
+
+    def step(self, step: Step) -> StepResult:
+        """Carry out a turn; see lanes.lane.Step for the order."""
+        started_s = time.perf_counter()
+        self._failures = []
+        for row_id in step.leave:
+            self._drop(row_id)
+        for spec in step.admit:
+            self._prompts[spec.row_id] = Prefill(self.make_row, spec)
+        for row_id in step.merge:
+            self._merge(row_id)
+        previous, self._unread = self._unread, None
+        if len(self.decoder):
+            self._unread = self._decode(lambda: self.decoder.dispatch(self._queued_tokens))
+            self._queued_tokens = 0
+        waiting_for = self._begin_chunk(step.chunk) if step.chunk else []
+        tokens: list[tuple[int, int]] = []
+        chunk_tokens = 0
+        if previous:
+            tokens, chunk_tokens = self._read(previous), previous.behind_tokens
+        elif step.chunk and not self._unread:
+            self._prompt(step.chunk.row_id, lambda: mx.eval(waiting_for))
+            chunk_tokens, self._queued_tokens = self._queued_tokens, 0
+        now_s = time.perf_counter()
+        # A step dispatched by the last turn began when that turn ended; other work begins with this one.
+        seconds = now_s - (self._turn_ended_s if previous else started_s)
+        self._turn_ended_s = now_s
+        return StepResult(
+            tokens=tuple(tokens),
+            failures=tuple(self._failures),
+            seconds=seconds,
+            rows_decoded=previous.num_rows if previous else 0,
+            chunk_tokens=chunk_tokens,
+            rows=len(self.decoder),
+            in_flight=self._unread is not None,
+        )
+
+    def _drop(self, row_id: int) -> None:
+        if self._prompts.pop(row_id, None) is None and row_id in self.decoder.caches.table:
+            self.decoder.leave(row_id)
+
+    def _merge(self, row_id: int) -> None:
+        prompt = self._prompts.pop(row_id)
+        assert prompt.is_complete, f"row {row_id} has {prompt.processed} of {len(prompt.spec.prompt)} tokens processed"
+        spec = prompt.spec
+        self._decode(
+            lambda: self.decoder.merge(row_id, prompt.caches, prompt.processed, spec.prompt[-1], spec.sampling),
+            concerned=(row_id,),
+        )
+
+    def _read(self, dispatched: Dispatched) -> list[tuple[int, int]]:
+        # Rows that have left since are waiting for this last token of theirs.
+        tokens = self._decode(dispatched.read, concerned=tuple(row for row in dispatched.rows if row is not None))
+        if tokens is None:
+            return []
+        self._step_failed_before = False
+        return tokens
+
+    def _begin_chunk(self, chunk: Chunk) -> list[mx.array]:
+        """Queue a chunk behind the step that is dispatched; returns what to wait for."""
+        prompt = self._prompts.get(chunk.row_id)
+        if prompt is None:
+            return []
+        self._queued_tokens += chunk.stop - chunk.start
+        return self._prompt(chunk.row_id, lambda: prompt.dispatch(chunk)) or []
+
+    def _prompt(self, row_id: int, work: Callable[[], T]) -> T | None:
+        """Do a prompt's work; should it fail, that row ends alone."""
+        try:
+            return work()
+        except Exception as error:
+            self._prompts.pop(row_id, None)
+            self._failures.append((row_id, f"processing the prompt failed: {error}"))
+            return None
+
+    def _decode(self, work: Callable[[], T], concerned: tuple[int, ...] = ()) -> T | None:
+        """Do work of the lane. Should it fail, its rows and those concerned end; a second time in a row, all ends."""
+        rows = {row for row in self.decoder.caches.table.rows if row is not None}.union(concerned)
+        try:
+            return work()
+        except Exception as error:
+            if self._step_failed_before:
+                raise EngineFailed(f"two steps in a row failed, the last with: {error}") from error
+            self._step_failed_before = True
+            self._unread = None
+            self.decoder.clear()
+            self._failures.extend((row, f"the model's step failed: {error}") for row in sorted(rows))
+            return None
+
+    def gauges(self) -> EngineGauges:
+        caches = self.decoder.caches
+        prompts = sum(prompt.nbytes for prompt in self._prompts.values())
+        return EngineGauges(
+            slots=caches.slots,
+            slots_used=len(caches.table),
+            capacity_tokens=caches.capacity_tokens,
+            lengths=tuple(caches.table.lengths),
+            cache_bytes=caches.nbytes + prompts,
+            mlx_active_bytes=mx.get_active_memory(),
+            mlx_cache_bytes=mx.get_cache_memory(),
+            mlx_peak_bytes=mx.get_peak_memory(),
+        )
+
+    def check(self) -> None:
+        self.decoder.check()
+        both = set(self._prompts) & {row for row in self.decoder.caches.table.rows if row is not None}
+        assert not both, f"rows {both} are both before and in the lane"

@@ -1,0 +1,1 @@
+"""GGUF files of the Llama and Qwen families: header, tensors' blocks, configuration, weights and tokenizer."""

@@ -1,0 +1,134 @@
+"""What passes between the scheduler, which decides, and the lanes, which compute.
+
+Everything here is plain data: ints, floats, strings and tuples of them may cross to and from the model's thread,
+arrays may not. This file imports no MLX, so that the scheduler can be tested against a fake engine.
+
+A row's life in the engine: it is admitted, its prompt is processed alone in chunks up to its last token but one, it is
+merged into a lane, and from then on every step feeds it one token, the last of its prompt first. It leaves whenever the
+scheduler says so.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a row draws its tokens.
+
+    temperature 0 takes the likeliest token. top_p 1, top_k 0 and min_p 0 switch those filters off. Together with a
+    token's position the seed fixes the draw, whatever other rows are in the lane.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What the engine must know of a row: its number, unique for the engine's life, its prompt (at least one token id)
+    and how it samples."""
+
+    row_id: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens [start, stop) of a row's prompt, to be processed next. stop is at most len(prompt) - 1."""
+
+    row_id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the engine, carried out in the order of the fields: rows leave, rows come, rows whose prompt is
+    processed are merged, all merged rows decode one token, and at most one chunk of a prompt is processed."""
+
+    leave: tuple[int, ...] = ()
+    admit: tuple[RowSpec, ...] = ()
+    merge: tuple[int, ...] = ()
+    chunk: Chunk | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a turn.
+
+    tokens: (row id, token) of the decode step dispatched one turn EARLIER, which is read while this turn's runs. Rows
+    that left meanwhile may still be among them.
+    failures: (row id, reason) of rows that ended in this turn and are gone from the engine.
+    seconds: how long the work took whose end this turn has seen: rows_decoded rows stepped (those in tokens) and
+    chunk_tokens of prompts processed, whichever turn dispatched it. Work only dispatched is in a later turn's.
+    rows: merged rows now; in_flight: whether a decode step is dispatched and not yet read.
+    """
+
+    tokens: tuple[tuple[int, int], ...] = ()
+    failures: tuple[tuple[int, str], ...] = ()
+    seconds: float = 0.0
+    rows_decoded: int = 0
+    chunk_tokens: int = 0
+    rows: int = 0
+    in_flight: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of the model once it is loaded. Sizes in bytes; context_tokens None where the model sets no limit.
+
+    cache_kinds: one per cache, in the model's order. lane: "batch" or "serial", with the reason.
+    """
+
+    name: str
+    model_type: str
+    vocab_size: int
+    context_tokens: int | None
+    cache_kinds: tuple[str, ...]
+    lane: str
+    lane_reason: str
+    max_rows: int
+    weight_bytes: int
+    bytes_per_token: int
+    dtype: str
+    backend: str
+    blas: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """A reading of the engine between turns, for status and metrics. lengths: tokens in each merged row, by slot."""
+
+    slots: int
+    slots_used: int
+    capacity_tokens: int
+    lengths: tuple[int, ...]
+    cache_bytes: int
+    mlx_active_bytes: int
+    mlx_cache_bytes: int
+    mlx_peak_bytes: int
+
+
+class Engine(Protocol):
+    """What the scheduler drives, on the model's thread only."""
+
+    info: ModelInfo
+
+    def step(self, step: Step) -> StepResult:
+        """Carry out a turn. Raises EngineFailed when the engine cannot go on."""
+        ...
+
+    def gauges(self) -> EngineGauges: ...
+
+    def check(self) -> None:
+        """Assert the engine's invariants; called when no row is left."""
+        ...
+
+
+class EngineFailed(Exception):
+    """The model's thread cannot compute any more: the daemon should end, non-zero, for its supervisor to start anew."""

@@ -1,0 +1,80 @@
+"""Rows in slots: one file for each kind of cache, one table, the same verbs.
+
+    like(row)                     empty rows for caches such as this solo one
+    merge(slot, row, length)      a row that was processed alone enters a slot
+    filter(slot)                  the row in a slot leaves
+    take(slot, length)            the row comes out as a solo cache that holds nothing of the lane's
+    move(source, target, length)  the row changes its slot
+    resize(slots, capacity)       hold so many slots of so many tokens
+    clear()                       give the memory back
+
+and what mlx-lm's models call while a step runs: update_and_fetch, make_mask, offset, state, keys_and_values; for
+recurrent state [], lengths, advance. A new kind is a new file and a line in KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+from lanes.rows.group import GroupRows
+from lanes.rows.kv import KVRows
+from lanes.rows.positions import Positions
+from lanes.rows.qkv import QKVRows
+from lanes.rows.rotating import RotatingRows
+from lanes.rows.rotating_qkv import RotatingQKVRows, RotatingQuantizedCache
+from lanes.rows.ssm import SSMRows
+
+
+class Rows(Protocol):
+    """All rows of a lane in one layer's cache."""
+
+    kind: str
+
+    @property
+    def positions(self) -> Positions: ...
+    @positions.setter
+    def positions(self, positions: Positions) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def state(self) -> list[Any]: ...
+    def merge(self, slot: int, row: Any, length: int) -> None: ...
+    def filter(self, slot: int) -> None: ...
+    def take(self, slot: int, length: int) -> Any: ...
+    def move(self, source: int, target: int, length: int) -> None: ...
+    def resize(self, slots: int, capacity: int) -> None: ...
+    def clear(self) -> None: ...
+
+
+# By the exact type of the solo cache: a subclass differs in something, and nobody has looked at what.
+KINDS: dict[type, Any] = {
+    KVCache: KVRows,
+    RotatingKVCache: RotatingRows,
+    QuantizedKVCache: QKVRows,
+    RotatingQuantizedCache: RotatingQKVRows,
+    ArraysCache: SSMRows,
+}
+
+
+def kind_of(row: Any) -> str | None:
+    """The name of a solo cache's kind, of a CacheList those of its members; None if one has no rows in slots."""
+    if type(row) is CacheList:
+        kinds = [kind_of(member) for member in row.caches]
+        return None if None in kinds else "+".join(str(kind) for kind in kinds)
+    rows = KINDS.get(type(row))
+    return rows.kind if rows else None
+
+
+def rows_like(row: Any) -> Rows:
+    """Empty rows for a solo cache, of which kind_of() has said that it has a kind."""
+    rows: Rows
+    rows = GroupRows([rows_like(m) for m in row.caches]) if type(row) is CacheList else KINDS[type(row)].like(row)
+    return rows
+
+
+def rows_for(caches: Sequence[object]) -> list[Rows]:
+    """Empty rows for each of a model's solo caches."""
+    return [rows_like(cache) for cache in caches]

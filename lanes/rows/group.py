@@ -1,0 +1,69 @@
+"""Several caches of one layer (mlx-lm's CacheList): every verb goes to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import CacheList
+
+from lanes.rows.positions import Positions
+
+
+class GroupRows:
+    kind = "list"
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self.rows = tuple(rows)
+
+    @property
+    def positions(self) -> Positions:
+        positions: Positions = self.rows[0].positions
+        return positions
+
+    @positions.setter
+    def positions(self, positions: Positions) -> None:
+        for rows in self.rows:
+            rows.positions = positions
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+    @property
+    def offset(self) -> mx.array:
+        return self.positions.array
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [array for rows in self.rows for array in rows.state]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows)
+
+    def empty(self) -> bool:
+        return bool(self.rows[0].empty())
+
+    def merge(self, slot: int, row: CacheList, length: int) -> None:
+        for rows, cache in zip(self.rows, row.caches, strict=True):
+            rows.merge(slot, cache, length)
+
+    def take(self, slot: int, length: int) -> CacheList:
+        return CacheList(*(rows.take(slot, length) for rows in self.rows))
+
+    def filter(self, slot: int) -> None:
+        self._each(lambda rows: rows.filter(slot))
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._each(lambda rows: rows.move(source, target, length))
+
+    def resize(self, slots: int, capacity: int) -> None:
+        self._each(lambda rows: rows.resize(slots, capacity))
+
+    def clear(self) -> None:
+        self._each(lambda rows: rows.clear())
+
+    def _each(self, call: Callable[[Any], None]) -> None:
+        for rows in self.rows:
+            call(rows)

@@ -1,0 +1,81 @@
+"""Where one step writes and what it may read, for every row at once and every layer alike.
+
+Both are made anew for each step and never changed: models keep what they read of them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import mlx.core as mx
+
+BUCKET_TOKENS = 256
+
+
+def capacity_for(tokens: int) -> int:
+    """The power of two, at least one bucket, that holds so many tokens."""
+    return max(BUCKET_TOKENS, 1 << (tokens - 1).bit_length())
+
+
+class Columns:
+    """The columns of a [slots, heads, capacity, dim] array that one step touches.
+
+    rows: slots in use, from 0 on. width: columns that are read, from 0 on. array [rows]: the column that each row
+    writes. mask: bool [rows, 1, 1, width], true where a row may look.
+    """
+
+    def __init__(self, array: mx.array, width: int, mask: mx.array) -> None:
+        self.rows: int = array.shape[0]
+        self.width = width
+        self.array = array
+        self.mask = mask
+
+    @cached_property
+    def write_index(self) -> mx.array:
+        """[rows, 1, 1, 1], to write along the length axis."""
+        return self.array[:, None, None, None]
+
+    @cached_property
+    def row_index(self) -> mx.array:
+        return mx.arange(self.rows)
+
+
+class Positions:
+    """The lengths of the rows in slots [0, rows) before a step: the position of each row's new token."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.rows = len(lengths)
+        self.longest = max(lengths, default=0) + 1
+        self.array = mx.array(lengths, dtype=mx.int32)
+        self._layouts: dict[tuple[int | None, int, int | None], Columns] = {}
+
+    def linear(self, window: int | None = None) -> Columns:
+        """Token p of a row is in column p. A window restricts what is looked at, not what is kept."""
+        key = (None, 0, window)
+        if key not in self._layouts:
+            width = -(-self.longest // BUCKET_TOKENS) * BUCKET_TOKENS
+            column, now = mx.arange(width), self.array[:, None]
+            mask = column <= now
+            if window is not None:
+                mask = mask & (now - column < window)
+            self._layouts[key] = Columns(self.array, width, mask[:, None, None, :])
+        return self._layouts[key]
+
+    def ring(self, size: int, keep: int, window: int | None = None) -> Columns:
+        """Columns hold the first `keep` tokens and the last size - keep ones: token p beyond them is in column
+        keep + (p - keep) % (size - keep). Until a row is longer than the ring that is column p."""
+        if window is not None and window >= size:
+            window = None
+        key = (size, keep, window)
+        if key not in self._layouts:
+            width = min(-(-self.longest // BUCKET_TOKENS) * BUCKET_TOKENS, size)
+            column, now = mx.arange(width), self.array[:, None]
+            mask = column <= now
+            if window is not None:
+                ages = mx.where(column < keep, now - column, (now - column) % (size - keep))
+                mask = mask & (ages < window)
+            array = self.array
+            if self.longest > size:
+                array = mx.where(array < size, array, keep + (array - keep) % (size - keep))
+            self._layouts[key] = Columns(array, width, mask[:, None, None, :])
+        return self._layouts[key]

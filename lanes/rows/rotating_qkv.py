@@ -1,0 +1,102 @@
+"""Sliding-window attention over quantized keys and values, which mlx-lm does not have: so the solo row is here too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
+
+from lanes.rows.columns import Arrays
+from lanes.rows.positions import Columns
+from lanes.rows.qkv import QuantizedRows
+from lanes.rows.rotating import ring_pieces
+
+
+class RotatingQuantizedCache:
+    """One row alone: its window's columns in the order of their tokens, the first `keep` tokens in front.
+
+    Between chunks it holds as much as its next token needs to look back on, like mlx-lm's RotatingKVCache.
+    """
+
+    def __init__(self, max_size: int, keep: int, group_size: int, bits: int) -> None:
+        self.max_size = max_size
+        self.keep = keep
+        self.group_size = group_size
+        self.bits = bits
+        self.offset = 0
+        self.parts: Arrays = []
+
+    @property
+    def state(self) -> Arrays:
+        return self.parts
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def empty(self) -> bool:
+        return not self.parts
+
+    def make_mask(self, num_tokens: int, window_size: int | None = None, return_array: bool = False) -> Any:
+        """The window's mask depends on the offset alone: mlx-lm's own for a ring that long."""
+        ring = RotatingKVCache(self.max_size, self.keep)
+        ring.offset = self.offset
+        return ring.make_mask(num_tokens, window_size=window_size, return_array=return_array)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Arrays, Arrays]:
+        """[1, heads, tokens, dim]; returns what the new tokens may look at: the window before them, and themselves."""
+        new = [part for plain in (keys, values) for part in mx.quantize(plain, self.group_size, self.bits)]
+        surplus = min(self.offset, self._held) - self.max_size + 1
+        if self.parts and surplus > 0:
+            self.parts = [
+                mx.concatenate([part[..., : self.keep, :], part[..., self.keep + surplus :, :]], axis=2)
+                for part in self.parts
+            ]
+        if self.parts:
+            new = [mx.concatenate(list(pair), axis=2) for pair in zip(self.parts, new, strict=True)]
+        self.parts = new
+        self.offset += keys.shape[2]
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Arrays, Arrays]:
+        return self.parts[:3], self.parts[3:]
+
+    @property
+    def _held(self) -> int:
+        return self.parts[0].shape[2] if self.parts else 0
+
+
+class RotatingQKVRows(QuantizedRows):
+    kind = "rotating-qkv"
+
+    def __init__(self, size: int, keep: int, group_size: int, bits: int) -> None:
+        super().__init__(group_size, bits)
+        self.size = size
+        self.keep = keep
+
+    @classmethod
+    def like(cls, row: RotatingQuantizedCache) -> RotatingQKVRows:
+        return cls(row.max_size, row.keep, row.group_size, row.bits)
+
+    def columns(self, window: int | None = None) -> Columns:
+        return self.positions.ring(self.size, self.keep, window)
+
+    def held_columns(self, tokens: int) -> int:
+        return min(tokens, self.size)
+
+    def solo_parts(self, row: RotatingQuantizedCache, length: int) -> list[tuple[int, Arrays]]:
+        assert row.offset == length, f"a row of {row.offset} tokens, {length} expected"
+        return ring_pieces(row.parts, length, self.size, self.keep)
+
+    def solo_row(self, parts: Arrays, length: int) -> RotatingQuantizedCache:
+        row = RotatingQuantizedCache(self.size, self.keep, self.group_size, self.bits)
+        row.parts, row.offset = parts, length
+        if length > self.size:
+            start = self.keep + (length - self.keep) % (self.size - self.keep)
+            in_order = (
+                [part[..., : self.keep, :], part[..., start:, :], part[..., self.keep : start, :]] for part in parts
+            )
+            row.parts = [mx.concatenate(pieces, axis=2) for pieces in in_order]
+            mx.eval(row.parts)
+        return row

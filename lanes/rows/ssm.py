@@ -1,0 +1,108 @@
+"""Recurrent state: arrays [rows, ...] without a length axis, which a step replaces as a whole.
+
+The arrays are as long as the part of the slots in use, since a step writes all of it anyway. Prompts are processed
+alone, so no padding ever enters a state and no mask is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from lanes.rows.positions import Positions
+
+
+class SSMRows:
+    """Rows of one ArraysCache. An array is None until a row brings a state or a step makes one."""
+
+    kind = "ssm"
+    # What mlx-lm's models ask of a padded batch; here there is no padding.
+    lengths = None
+    left_padding = None
+
+    def __init__(self, num_arrays: int) -> None:
+        self.arrays: list[mx.array | None] = [None] * num_arrays
+        self.positions = Positions([])
+
+    @classmethod
+    def like(cls, row: ArraysCache) -> SSMRows:
+        return cls(len(row.cache))
+
+    # What the models call.
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        array = self.arrays[index]
+        if array is None:
+            return None
+        rows = self.positions.rows
+        return array if array.shape[0] == rows else _with_rows(array, rows)
+
+    def __setitem__(self, index: int, array: mx.array) -> None:
+        self.arrays[index] = array
+
+    @property
+    def offset(self) -> mx.array:
+        return self.positions.array
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [array for array in self.arrays if array is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.state)
+
+    def empty(self) -> bool:
+        return self.arrays[0] is None
+
+    def make_mask(self, num_tokens: int, **_: Any) -> None:
+        assert num_tokens == 1, f"a lane steps one token a row, not {num_tokens}"
+
+    def advance(self, num_tokens: int) -> None:
+        """The lane counts."""
+
+    # What the lane calls.
+
+    def merge(self, slot: int, row: ArraysCache, length: int) -> None:
+        """A row's state enters a slot; one of no tokens has none, which is a state of zeros."""
+        for index, state in enumerate(row.cache):
+            array = self.arrays[index]
+            if array is None and state is None:
+                continue  # nobody has a state yet: the next step begins with none
+            like = state if array is None else array
+            if array is None:
+                array = mx.zeros((slot + 1, *like.shape[1:]), like.dtype)
+            array = _with_rows(array, max(slot + 1, array.shape[0]))
+            array[slot : slot + 1] = mx.zeros((1, *like.shape[1:]), like.dtype) if state is None else state
+            self.arrays[index] = array
+
+    def filter(self, slot: int) -> None:
+        """The row leaves; whoever gets its slot brings a state, if only zeros, that overwrites this one."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for array in self.state:
+            row = mx.contiguous(array[source : source + 1])
+            mx.eval(row)
+            array[target : target + 1] = row
+
+    def take(self, slot: int, length: int) -> ArraysCache:
+        row = ArraysCache(len(self.arrays))
+        if length:
+            row.cache = [None if array is None else mx.contiguous(array[slot : slot + 1]) for array in self.arrays]
+            mx.eval([array for array in row.cache if array is not None])
+        return row
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """A state has no length, and its array is as long as it is used."""
+
+    def clear(self) -> None:
+        self.arrays = [None] * len(self.arrays)
+
+
+def _with_rows(array: mx.array, rows: int) -> mx.array:
+    held = array.shape[0]
+    if held >= rows:
+        return array[:rows] if held > rows else array
+    return mx.concatenate([array, mx.zeros((rows - held, *array.shape[1:]), array.dtype)])

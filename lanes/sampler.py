@@ -1,0 +1,108 @@
+"""Draws one token for each row of a step, in one call, each row by its own settings.
+
+The filters are mlx-lm's (top-p, then min-p, then top-k, on the log-probabilities before the temperature), written for
+a different setting in each row. A row's randomness comes from a key of its own, made of its seed and the position that
+the token will have, so that a draw does not depend on which rows are beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from lanes.lane import Sampling
+
+_MASK64 = (1 << 64) - 1
+
+
+def draw_key(seed: int, position: int) -> tuple[int, int]:
+    """The two 32-bit words of the random key for a row's token at a position.
+
+    SplitMix64's finalizer (Steele, Lea, Flood 2014) over the seed, and again with the position added: neighbouring
+    seeds and positions give unrelated keys.
+    """
+    word = _mix(_mix(seed & _MASK64) + position)
+    return word >> 32, word & 0xFFFFFFFF
+
+
+def _mix(word: int) -> int:
+    word = (word + 0x9E3779B97F4A7C15) & _MASK64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return word ^ (word >> 31)
+
+
+_draw_each = mx.vmap(lambda logits, key: mx.random.categorical(logits, key=key))
+
+
+class Sampler:
+    """The settings of the rows of a step, in slot order; made anew when the rows change."""
+
+    def __init__(self, settings: Sequence[Sampling]) -> None:
+        self.settings = list(settings)
+        self.all_greedy = all(s.temperature == 0 for s in settings)
+        self._greedy = mx.array([s.temperature == 0 for s in settings])
+        self._any_greedy = any(s.temperature == 0 for s in settings)
+        self._temperature = _column([s.temperature or 1.0 for s in settings])
+        drawn = [s for s in settings if s.temperature > 0]
+        self._top_p = _column([s.top_p if s.top_p > 0 else 1.0 for s in settings])
+        self._uses_top_p = any(0 < s.top_p < 1 for s in drawn)
+        self._min_p = _column([s.min_p for s in settings])
+        self._uses_min_p = any(s.min_p > 0 for s in drawn)
+        self._top_k = [s.top_k for s in settings]
+        self._widest_top_k = max((s.top_k for s in drawn), default=0)
+
+    def __call__(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """logits [rows, vocabulary], positions [rows] of the tokens to be drawn -> token ids [rows], int32."""
+        likeliest = mx.argmax(logits, axis=-1).astype(mx.int32)
+        if self.all_greedy:
+            return likeliest
+        scores = self.filtered(logits) / self._temperature
+        keys = [draw_key(s.seed, position) for s, position in zip(self.settings, positions, strict=True)]
+        drawn = _draw_each(scores, mx.array(keys, dtype=mx.uint32)).astype(mx.int32)
+        return mx.where(self._greedy, likeliest, drawn) if self._any_greedy else drawn
+
+    def filtered(self, logits: mx.array) -> mx.array:
+        """Log-probabilities [rows, vocabulary] in float32, minus infinity where a row's filters leave a token out."""
+        logits = logits.astype(mx.float32)
+        scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if self._uses_top_p:
+            scores = _keep_top_p(scores, self._top_p)
+        if self._uses_min_p:
+            scores = _keep_min_p(scores, self._min_p)
+        if self._widest_top_k:
+            scores = self._keep_top_k(scores)
+        return scores
+
+    def _keep_top_k(self, scores: mx.array) -> mx.array:
+        """One partial sort at the widest k serves all rows; a row without a k keeps everything."""
+        vocabulary = scores.shape[-1]
+        widest = min(self._widest_top_k, vocabulary)
+        highest = mx.sort(mx.topk(scores, widest, axis=-1), axis=-1)
+        # The k-th highest of `widest` ascending values stands at widest - k.
+        places = [widest - min(k, widest) if k > 0 else 0 for k in self._top_k]
+        lowest_kept = mx.take_along_axis(highest, mx.array(places)[:, None], axis=-1)
+        limited = mx.array([0 < k < vocabulary for k in self._top_k])[:, None]
+        return mx.where(limited & (scores < lowest_kept), -mx.inf, scores)
+
+
+def _column(values: list[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]
+
+
+def _keep_top_p(scores: mx.array, top_p: mx.array) -> mx.array:
+    """Keep the fewest tokens whose probability together reaches top_p [rows, 1]; a row with 1 keeps all."""
+    ascending = mx.sort(scores, axis=-1)
+    probability = mx.exp(ascending)
+    above = mx.cumsum(probability, axis=-1, reverse=True, inclusive=False)
+    total = above[:, :1] + probability[:, :1]
+    num_dropped = (above >= top_p * total).sum(axis=-1, keepdims=True)
+    lowest_kept = mx.take_along_axis(ascending, num_dropped, axis=-1)
+    return mx.where((top_p < 1) & (scores < lowest_kept), -mx.inf, scores)
+
+
+def _keep_min_p(scores: mx.array, min_p: mx.array) -> mx.array:
+    """Keep tokens at least min_p [rows, 1] times as likely as the likeliest; 0 keeps all."""
+    likeliest = mx.max(scores, axis=-1, keepdims=True)
+    return mx.where(scores < likeliest + mx.log(min_p), -mx.inf, scores)

@@ -1,0 +1,142 @@
+"""The command `laned`: finds the subcommand and turns what it raises into an exit status.
+
+0: done. 1: it failed. 2: a mistake of the one who typed, with one sentence that says what to change. 130: interrupted.
+Each command is imported when it is called, so that `laned ask` need not wait for what only `laned serve` uses.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from scheduler.usage import CommandFailed, Parser, UsageError, nearest
+
+
+def _serve(argv: Sequence[str]) -> int:
+    from scheduler import options
+
+    parser = Parser(
+        "serve",
+        "Load one model and serve it to the clients of a Unix socket, all their requests decoded together.\n"
+        "SIGTERM or ^C lets what runs finish, within --drain-timeout, and then ends the daemon.",
+        (
+            "laned serve --model demo",
+            "laned serve --model mlx-community/Qwen3-4B-4bit --max-rows 16 --metrics-port 9100",
+            "laned serve --model ~/models/llama.gguf --socket /run/user/1000/llama.sock",
+            "laned serve --config laned.toml --log-format json",
+        ),
+    )
+    options.add_flags(parser)
+    chosen = options.load(parser.parse(argv))
+    from scheduler.daemon import serve
+
+    return serve(chosen)
+
+
+def _ask(argv: Sequence[str]) -> int:
+    from scheduler import ask
+
+    return ask.main(argv)
+
+
+def _status(argv: Sequence[str]) -> int:
+    from scheduler import status
+
+    return status.main(argv)
+
+
+def _demo(argv: Sequence[str]) -> int:
+    from scheduler import demo
+
+    return demo.main(argv)
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "serve": ("load a model and serve it on a Unix socket", _serve),
+    "ask": ("send a prompt to a running daemon and print the answer as it comes", _ask),
+    "status": ("show what a running daemon is doing", _status),
+    "demo": ("start a daemon with a small model and send it eight prompts at once", _demo),
+}
+
+_HELP = f"""usage: laned COMMAND [OPTIONS]
+
+One language model, served by a daemon to many clients of a Unix socket.
+
+commands:
+{chr(10).join(f"  {name:<8}{summary}" for name, (summary, _) in _COMMANDS.items())}
+
+  laned COMMAND --help explains a command; laned --version prints the versions.
+
+examples:
+  laned demo
+  laned serve --model demo &
+  laned ask "Why is the sky blue?"
+"""
+
+
+def _versions() -> str:
+    found = []
+    for package in ("laned", "mlx", "mlx-lm"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} (not installed)")
+    return f"{found[0]} ({', '.join(found[1:])}, Python {sys.version.split()[0]})"
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv:
+        raise UsageError(f"A command is missing: {', '.join(_COMMANDS)}. `laned --help` explains them.")
+    first, rest = argv[0], argv[1:]
+    if first in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if first in ("-V", "--version"):
+        print(_versions())
+        return 0
+    if first not in _COMMANDS:
+        guess = nearest(first, _COMMANDS)
+        hint = f"did you mean `laned {guess}`?" if guess else "`laned --help` lists the commands."
+        raise UsageError(f"There is no command {first!r}: {hint}")
+    return _COMMANDS[first][1](rest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. What is nobody's mistake and not foreseen is raised."""
+    try:
+        status = _run(sys.argv[1:] if argv is None else argv)
+        # What is still buffered may meet a closed pipe here, where that can be caught.
+        sys.stdout.flush()
+    except BaseException as error:
+        match _innermost(error):
+            case UsageError() as mistake:
+                print(f"laned: {mistake}", file=sys.stderr)
+                return 2
+            case CommandFailed() as failure:
+                print(f"laned: {failure}", file=sys.stderr)
+                return 1
+            case KeyboardInterrupt():
+                return 130
+            case BrokenPipeError():
+                return _silence()
+            case SystemExit(code=int(code)):  # argparse's --help
+                return code
+        raise
+    return status
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The exception that Trio's nurseries have wrapped, if there is but one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _silence() -> int:
+    """The reader of our output has gone, as in `laned ask ... | head -1`: end as a program that SIGPIPE ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

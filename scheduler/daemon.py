@@ -1,0 +1,222 @@
+"""The daemon from its start to its end: what is opened, in which order, and how it is closed again.
+
+    signals -> model thread -> model -> loop -> metrics over HTTP -> socket
+
+is the nesting; leaving it goes the other way. On SIGTERM or SIGINT new requests are refused, those that run may end
+within --drain-timeout, what is left then is told so, and the status is 0. Should the engine fail, all requests are told
+and the status is 1, for a supervisor to start the daemon anew.
+
+This is the only file that imports concrete lanes, and it does so on the model's thread, after the BLAS is in place.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from lanes.lane import Engine, EngineFailed
+from lanes.thread import ModelThread, open_model_thread
+from scheduler import log
+from scheduler.connection import Limits, serve_connection
+from scheduler.http import Health, serve_http
+from scheduler.listener import SocketUnavailable, accept, default_socket_path, listen
+from scheduler.loop import Loop
+from scheduler.metrics import Metrics, Readings
+from scheduler.options import Options
+from scheduler.progress import LoadingStopped, LoadProgress
+from scheduler.rates import ChunkSize
+from scheduler.scheduler import BatchScheduler
+from scheduler.service import Service, Tokenizer
+from scheduler.usage import UsageError
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=BaseException)
+
+# After the last request has been answered, for clients to read what is still on its way to them.
+GOODBYE_S = 2.0
+
+
+def serve(options: Options) -> int:
+    """Run the daemon until a signal ends it; returns the exit status. Raises UsageError where an option is wrong."""
+    console = log.configure(options.log_format, options.log_level)
+    mistakes: list[UsageError] = []
+    status = 0
+    try:
+        trio.run(_serve, options, LoadProgress(console))
+    except* UsageError as group:
+        mistakes = _leaves(group)
+    except* EngineFailed as group:
+        logger.critical("the engine has failed: %s", _leaves(group)[0])
+        status = 1
+    if mistakes:
+        raise mistakes[0]
+    return status
+
+
+def _leaves(group: BaseExceptionGroup[E]) -> list[E]:
+    """The exceptions in a group of groups."""
+    found: list[E] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+async def _serve(options: Options, progress: LoadProgress) -> None:
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_watch_signals, stop, progress)
+        async with open_model_thread() as thread:
+            with progress:
+                try:
+                    engine, tokenizer = await thread.run(_build, options, progress)
+                except LoadingStopped:
+                    logger.info("stopped while the model was loading")
+                    nursery.cancel_scope.cancel()
+                    return
+            await Daemon(options, thread, engine, tokenizer).run(stop)
+        nursery.cancel_scope.cancel()
+
+
+async def _watch_signals(
+    stop: trio.Event, progress: LoadProgress, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            logger.info("%s: draining", signal.Signals(number).name)
+            progress.stop()
+            stop.set()
+
+
+def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]:
+    """On the model's thread: everything that imports MLX."""
+    from lanes.blas import BlasError, preload
+
+    try:
+        blas = preload(options.blas, options.threads)
+    except BlasError as error:
+        raise UsageError(f"--blas {options.blas}: {error}") from error
+    logger.info(blas.sentence)
+    from lanes.build import build_engine
+    from lanes.load import load
+    from lanes.sources import LoadError
+
+    try:
+        loaded = load(
+            options.model,
+            trust_remote_code=options.trust_remote_code,
+            dequantize="always" if options.dtype == "float32" else "auto",
+            progress=progress,
+        )
+    except LoadError as error:
+        raise UsageError(f"--model {options.model}: {error}") from error
+    logger.info("%s: %s", loaded.name, loaded.note)
+    return build_engine(loaded, options.max_rows, blas.kind), loaded.tokenizer
+
+
+class Daemon:
+    """What runs once the model is loaded."""
+
+    def __init__(self, options: Options, thread: ModelThread, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.options = options
+        self.metrics = Metrics(self._readings)
+        self.metrics.loaded(engine.info)
+        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
+        scheduler = BatchScheduler(engine.info.max_rows, options.max_queue, chunk_size)
+        self.loop = Loop(scheduler, engine, thread, self.metrics)
+        self.service = Service(options, engine.info, tokenizer, self.loop, self.metrics, version("laned"))
+        self._limits = Limits(
+            hello_s=options.hello_timeout,
+            outbox_bytes=options.outbox_bytes,
+            stalled_s=options.client_timeout,
+            requests=options.max_requests_per_connection,
+        )
+        self._connections = 0
+        self._goodbye = trio.Event()
+
+    async def run(self, stop: trio.Event) -> None:
+        """Serve until stop is set, then drain. Raises EngineFailed, when all is closed, if the engine could not go on."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_loop, stop)
+            if self.options.metrics_port is not None:
+                await self._open_metrics(nursery, self.options.metrics_host, self.options.metrics_port)
+            path = Path(self.options.socket) if self.options.socket else default_socket_path()
+            self.service.addresses["socket"] = str(path)
+            async with trio.open_nursery() as clients:
+                await self._accept_until(stop, path, clients)
+                await self._drain()
+                clients.cancel_scope.deadline = trio.current_time() + GOODBYE_S
+            nursery.cancel_scope.cancel()
+        if self.loop.failure is not None:
+            raise EngineFailed(self.loop.failure)
+
+    async def _run_loop(self, stop: trio.Event) -> None:
+        """The loop has told every request of the engine's failure; what is left to do is what a signal asks for."""
+        try:
+            await self.loop.run()
+        except EngineFailed:
+            stop.set()
+
+    async def _accept_until(self, stop: trio.Event, path: Path, clients: trio.Nursery) -> None:
+        try:
+            async with listen(path) as listener, trio.open_nursery() as accepting:
+                accepting.start_soon(accept, listener, self._serve_client, clients)
+                logger.info("serving %s on %s", self.service.name, path)
+                await stop.wait()
+                accepting.cancel_scope.cancel()
+        except SocketUnavailable as unavailable:
+            raise UsageError(f"--socket: {unavailable}") from None
+
+    async def _open_metrics(self, nursery: trio.Nursery, host: str, port: int) -> None:
+        try:
+            port = await nursery.start(serve_http, host, port, self.metrics, self.health)
+        except OSError as error:
+            raise UsageError(f"--metrics-port {port}: {error.strerror or error}") from error
+        self.service.addresses |= {"metrics_host": host, "metrics_port": port}
+        logger.info("metrics on http://%s:%d/metrics", host, port)
+
+    async def _serve_client(self, stream: trio.SocketStream) -> None:
+        self.metrics.connected()
+        self._connections += 1
+        try:
+            await serve_connection(stream, self.service, self._limits, self._goodbye)
+        finally:
+            self._connections -= 1
+
+    async def _drain(self) -> None:
+        """Let what runs end, within the time that is allowed, and say so to the rest."""
+        self.service.is_draining = True
+        running = len(self.loop.scheduler.requests)
+        with trio.move_on_after(0 if self.loop.failure else self.options.drain_timeout) as patience:
+            await self.loop.wait_idle()
+        if patience.cancelled_caught:
+            left = len(self.loop.scheduler.requests)
+            logger.warning("%d of %d requests have not ended within %g s", left, running, self.options.drain_timeout)
+            self.loop.scheduler.fail_all(
+                "shutting_down", "the daemon has shut down before the answer was complete", trio.current_time()
+            )
+        self._goodbye.set()
+
+    def health(self) -> Health:
+        """For /healthz: the engine's health, not the web server's."""
+        if self.loop.failure is not None:
+            return Health(False, f"the engine has failed: {self.loop.failure}")
+        if self.service.is_draining:
+            return Health(False, "the daemon is shutting down")
+        return Health(True)
+
+    def _readings(self) -> Readings:
+        scheduler = self.loop.scheduler
+        return Readings(
+            running=scheduler.num_decoding,
+            waiting=scheduler.num_waiting,
+            prefilling=scheduler.num_prefilling,
+            connections=self._connections,
+            engine=self.loop.gauges,
+        )

@@ -1,0 +1,60 @@
+"""How far the loading of the model is: a bar on a terminal, a line for each phase elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+logger = logging.getLogger(__name__)
+
+
+class LoadingStopped(Exception):
+    """Loading was told to stop."""
+
+
+class LoadProgress:
+    """Is told by the model's thread; stop() may be called from any other."""
+
+    def __init__(self, console: Console | None) -> None:
+        """console: where to draw, None where nobody looks."""
+        self._bar = console and Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._phase: str | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Make the next report raise LoadingStopped."""
+        self._stopped = True
+
+    def __call__(self, done_bytes: int, total_bytes: int, phase: str) -> None:
+        if self._stopped:
+            raise LoadingStopped
+        if phase != self._phase:
+            self._phase = phase
+            logger.debug("loading: %s", phase)
+            if self._bar:
+                if self._task is not None:
+                    self._bar.remove_task(self._task)
+                self._task = self._bar.add_task(phase)
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=done_bytes, total=total_bytes or None)
+
+    def __enter__(self) -> LoadProgress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()

@@ -1,0 +1,44 @@
+"""How large a chunk of a prompt may be, so that rows which decode do not wait too long for it: from measured rates."""
+
+from lanes.lane import StepResult
+
+# Below this a chunk costs about as much as one of this size: the weights are read once whatever its size.
+SMALLEST_CHUNK_TOKENS = 64
+# How much a new measurement counts against the ones before it.
+WEIGHT = 0.2
+
+
+class ChunkSize:
+    """Tokens of prompt to process between two decode steps.
+
+    Each measured chunk corrects the size by what it took over what it may take; its own rate changes with the size,
+    so the size is the thing that is steered, not a rate computed once.
+    """
+
+    def __init__(self, largest_tokens: int, max_stall_s: float) -> None:
+        self.largest_tokens = largest_tokens
+        self.max_stall_s = max_stall_s
+        self._tokens = float(min(largest_tokens, 256))
+        self._decode_s: float | None = None
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a turn: a decode step alone tells its own cost, one behind a chunk the chunk's."""
+        if not result.rows_decoded:
+            return
+        if not result.chunk_tokens:
+            before = result.seconds if self._decode_s is None else self._decode_s
+            self._decode_s = before + WEIGHT * (result.seconds - before)
+        elif self._decode_s is not None:
+            chunk_s = max(result.seconds - self._decode_s, 1e-4)
+            fitting = result.chunk_tokens * self.max_stall_s / chunk_s
+            # One odd measurement (another program on the machine) may not move the size far.
+            fitting = min(max(fitting, self._tokens / 2), self._tokens * 2)
+            self._tokens += WEIGHT * (fitting - self._tokens)
+            self._tokens = min(max(self._tokens, SMALLEST_CHUNK_TOKENS), self.largest_tokens)
+
+    def tokens(self, *, rows_decoding: bool) -> int:
+        """The largest chunk for the next turn. Sizes repeat, so that shapes do."""
+        if not rows_decoding:
+            return self.largest_tokens
+        size = int(self._tokens)
+        return min(self.largest_tokens, size - size % SMALLEST_CHUNK_TOKENS or SMALLEST_CHUNK_TOKENS)

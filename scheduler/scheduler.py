@@ -1,0 +1,159 @@
+"""Who is served next: plan() decides and computes nothing, apply() books what came of it. No clock, no I/O, no array.
+
+Rows between admission and leaving, whichever their state, are never more than max_rows. A row whose last token is
+already dispatched leaves at once; the token itself arrives a turn later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from lanes.lane import Chunk, Step, StepResult
+from scheduler.errors import Overloaded
+from scheduler.rates import ChunkSize
+from scheduler.request import Request, State
+
+
+class BatchScheduler:
+    """All requests of a daemon that are not told their end yet, and the rows of those that the engine still holds."""
+
+    def __init__(self, max_rows: int, max_queue: int, chunk_size: ChunkSize) -> None:
+        self.max_rows = max_rows
+        self.max_queue = max_queue
+        self.chunk_size = chunk_size
+        self.requests: dict[int, Request] = {}
+        self._queue: deque[Request] = deque()
+        self._prompts: dict[int, Request] = {}
+        self._merged: dict[int, Request] = {}
+        self._leaving: list[int] = []
+        self._unread = False
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_prefilling(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._merged)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises Overloaded when the queue is full."""
+        if len(self._queue) >= self.max_queue and len(self._prompts) + len(self._merged) >= self.max_rows:
+            raise Overloaded(
+                f"{len(self._queue)} requests wait already, which is the limit (--max-queue); try again later",
+                retry_after_s=self._retry_after_s(),
+            )
+        self.requests[request.row_id] = request
+        self._queue.append(request)
+
+    def cancel(self, row_id: int, now_s: float) -> None:
+        """End a request, in whatever state. One that has ended already is left as it is."""
+        request = self.requests.get(row_id)
+        if request is not None:
+            request.finish("cancelled", now_s)
+            self._retire(request)
+
+    def fail_all(self, code: str, message: str, now_s: float) -> None:
+        """End every request, as when the engine has failed or the time to drain is over."""
+        for request in list(self.requests.values()):
+            request.fail(code, message, now_s)
+            self._retire(request)
+
+    def plan(self, now_s: float) -> Step | None:
+        """The next turn, or None when there is nothing to do."""
+        leave = tuple(self._leaving) + tuple(self._pop_spent())
+        self._leaving.clear()
+        admit = tuple(self._admit(now_s))
+        merge = [request for request in self._prompts.values() if request.num_prompt_left == 0]
+        for request in merge:
+            del self._prompts[request.row_id]
+            self._merged[request.row_id] = request
+            request.advance(State.DECODING)
+            request.times.merged_s = now_s
+        chunk = self._next_chunk()
+        if not (leave or admit or chunk or self._merged or self._unread):
+            return None
+        return Step(
+            leave=leave,
+            admit=tuple(request.spec for request in admit),
+            merge=tuple(request.row_id for request in merge),
+            chunk=chunk,
+        )
+
+    def apply(self, step: Step, result: StepResult, now_s: float) -> Iterator[tuple[Request, float | None]]:
+        """Book a turn. Yields each request that got a token, with the seconds since its last (None: its first).
+
+        It must be run to its end.
+        """
+        self._unread = result.in_flight
+        self.chunk_size.observe(result)
+        for request in self._merged.values():
+            request.num_dispatched += 1
+        if step.chunk and step.chunk.row_id in self._prompts:
+            self._prompts[step.chunk.row_id].num_processed = step.chunk.stop
+        for row_id, token in result.tokens:
+            if row_id not in self.requests:
+                continue  # it ended while this step ran
+            request = self.requests[row_id]
+            since_s = request.take_token(token, now_s)
+            if request.state is State.FINISHED:
+                self._retire(request)
+            yield request, since_s
+        for row_id, reason in result.failures:
+            failed = self.requests.get(row_id)
+            if failed is not None:
+                failed.fail("model_failed", reason, now_s)
+                self._retire(failed)
+
+    def _retire(self, request: Request) -> None:
+        """Forget a request that was told its end; its row leaves the engine with the next turn."""
+        row_id = request.row_id
+        del self.requests[row_id]
+        known = self._prompts.pop(row_id, None) or self._merged.pop(row_id, None)
+        if known:
+            self._leaving.append(row_id)
+        elif request in self._queue:
+            self._queue.remove(request)
+
+    def _pop_spent(self) -> Iterator[int]:
+        """Rows whose last token is dispatched: they need no further step."""
+        spent = [request for request in self._merged.values() if request.num_dispatched >= request.wish.max_tokens]
+        for request in spent:
+            del self._merged[request.row_id]
+            yield request.row_id
+
+    def _admit(self, now_s: float) -> Iterator[Request]:
+        while self._queue and len(self._prompts) + len(self._merged) < self.max_rows:
+            request = self._queue.popleft()
+            request.advance(State.PREFILLING)
+            request.times.admitted_s = now_s
+            self._prompts[request.row_id] = request
+            yield request
+
+    def _next_chunk(self) -> Chunk | None:
+        """A part of the prompt that has least left; of equals, the one that came first."""
+        request = min(self._prompts.values(), key=lambda request: request.num_prompt_left, default=None)
+        if request is None:
+            return None
+        size = self.chunk_size.tokens(rows_decoding=bool(self._merged))
+        start = request.num_processed
+        return Chunk(request.row_id, start, start + min(size, request.num_prompt_left))
+
+    def _retry_after_s(self) -> float:
+        """A row is free when the one closest to its end has ended; a second stands for what is not known."""
+        return 1.0
+
+    def check(self) -> None:
+        """Every request is in exactly one place."""
+        places = [request.row_id for request in self._queue] + list(self._prompts) + list(self._merged)
+        assert len(places) == len(set(places)), f"a request is in two places: {sorted(places)}"
+        assert set(places) <= set(self.requests), f"rows {set(places) - set(self.requests)} have ended but have a place"
+        assert len(self._prompts) + len(self._merged) <= self.max_rows
+        if not self.requests:
+            assert not self._unread, "no request, but a step under way"
+            assert not self._leaving, f"no request, but rows {self._leaving} wait to leave"

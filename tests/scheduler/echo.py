@@ -1,0 +1,122 @@
+"""A service without a model, for tests at the connection's seam: it answers a prompt with its own words, one by one.
+
+A word "pause" makes it wait, "hang" makes it wait for the end of the request, "fail" ends the request with an error.
+The prompts "refuse", "full" and "crash" are refused, refused for now, and a fault of the service.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from scheduler.connection import Limits, serve_connection
+from scheduler.errors import Overloaded, Refused
+from scheduler.listener import accept, listen
+from scheduler.protocol import PROTOCOL_VERSION, Delta, Done, Error, Hello, Reply, Status, Submit, Timings, Usage
+from tests.scheduler.trio_test import until
+
+PAUSE_S = 0.002
+
+
+class EchoService:
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.rows: dict[int, trio.CancelScope] = {}
+        self.num_rows = 0
+        self.num_cancelled = 0
+
+    def hello(self) -> Hello:
+        return Hello(PROTOCOL_VERSION, "echo", "none")
+
+    def status(self) -> Status:
+        return Status({"running": len(self.rows)})
+
+    async def submit(self, message: Submit, reply: Callable[[Reply], None]) -> int:
+        await trio.lowlevel.checkpoint()
+        words = prompt_words(message)
+        match words:
+            case ["refuse"]:
+                raise Refused("bad_request", "as asked")
+            case ["full"]:
+                raise Overloaded("as asked", 2.5)
+            case ["crash"]:
+                raise ZeroDivisionError
+        self.num_rows += 1
+        row_id = self.num_rows
+        self.rows[row_id] = trio.CancelScope()
+        self._nursery.start_soon(self._answer, row_id, message, words, reply)
+        return row_id
+
+    def cancel(self, row_id: int) -> None:
+        if row_id in self.rows:
+            self.rows[row_id].cancel()
+
+    async def _answer(self, row_id: int, message: Submit, words: list[str], reply: Callable[[Reply], None]) -> None:
+        said: list[str] = []
+        reason = "cancelled"
+        with self.rows[row_id]:
+            for number, word in enumerate(words[: message.max_tokens]):
+                if word == "pause":
+                    await trio.sleep(PAUSE_S)
+                elif word == "hang":
+                    await trio.sleep_forever()
+                elif word == "fail":
+                    del self.rows[row_id]
+                    reply(Error("model_failed", "as asked", message.id))
+                    return
+                await trio.lowlevel.checkpoint()
+                said.append(word + " ")
+                if message.stream:
+                    reply(Delta(message.id, said[-1], (number,)))
+            reason = "stop" if len(said) == len(words) else "length"
+        del self.rows[row_id]
+        self.num_cancelled += reason == "cancelled"
+        usage = Usage(len(words), len(said), 0)
+        reply(Done(message.id, reason, usage, Timings(0, 0, 0, 0), text=None if message.stream else "".join(said)))
+
+
+def prompt_words(message: Submit) -> list[str]:
+    if message.messages is not None:
+        return [word for turn in message.messages for word in turn.content.split()]
+    return (message.prompt or " ".join(map(str, message.prompt_token_ids or ()))).split()
+
+
+class Daemon:
+    """What `serving` has started. scopes: of the handlers; cut_by: why connections were cut, in order."""
+
+    def __init__(self, path: Path, service: EchoService, handlers: trio.Nursery) -> None:
+        self.path = path
+        self.service = service
+        self.handlers = handlers
+        self.goodbye = trio.Event()
+        self.scopes: list[trio.CancelScope] = []
+        self.cut_by: list[str] = []
+
+
+@asynccontextmanager
+async def serving(path: Path, limits: Limits | None = None) -> AsyncIterator[Daemon]:
+    """The echo service behind a real socket. On leaving there must be no row, no handler and no descriptor left."""
+    num_descriptors = len(os.listdir("/dev/fd"))
+    async with trio.open_nursery() as rows:
+        async with listen(path) as listener, trio.open_nursery() as accepting, trio.open_nursery() as handlers:
+            daemon = Daemon(path, EchoService(rows), handlers)
+
+            async def handle(stream: trio.SocketStream) -> None:
+                with trio.CancelScope() as scope:
+                    daemon.scopes.append(scope)
+                    cut_by = await serve_connection(stream, daemon.service, limits or Limits(), daemon.goodbye)
+                if not scope.cancelled_caught and cut_by is not None:
+                    daemon.cut_by.append(cut_by)
+
+            accepting.start_soon(accept, listener, handle, handlers)
+            yield daemon
+            daemon.goodbye.set()
+            await until(lambda: not handlers.child_tasks)
+            accepting.cancel_scope.cancel()
+        await until(lambda: not daemon.service.rows)
+    num_left = len(os.listdir("/dev/fd"))
+    assert num_left == num_descriptors, f"{num_left} descriptors, {num_descriptors} before"

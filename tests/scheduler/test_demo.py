@@ -1,0 +1,92 @@
+"""`laned demo`: its table, its numbers, and (slow) the whole of it with the real model."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from scheduler import demo
+from scheduler.demo import _Outcome
+from scheduler.demo_table import Row, final_table, live_table
+
+
+def row(text: str = "", num_tokens: int = 0, finish_reason: str | None = None, error: str | None = None) -> Row:
+    found = Row("1", "Why?", asked_s=10.0)
+    if text:
+        found.add("", 1, 10.5)
+        found.add(text, num_tokens - 1, 12.5)
+    found.finish_reason, found.error = finish_reason, error
+    if finish_reason or error:
+        found.ended_s = 12.5
+    return found
+
+
+def rendered(table: object, width: int = 80) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(table)
+    return stream.getvalue().splitlines()
+
+
+def test_a_rows_numbers() -> None:
+    waiting, done = row(), row("because", 41, "stop")
+    assert (waiting.ttft_s, waiting.tokens_per_s, waiting.completed, waiting.rate(20.0)) == (None, 0.0, False, "")
+    assert (done.ttft_s, done.tokens_per_s, done.completed, done.rate(20.0)) == (0.5, 16.4, True, "20.0")
+    assert row("because", 41).rate(14.5) == "10.0"
+    assert not row("beca", 2, error="cut").completed
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_live_table_keeps_its_height_and_shows_the_end(width: int) -> None:
+    empty = [row() for _ in range(8)]
+    full = [row("begin " + "word\n" * 300 + "the end", 300) for _ in range(8)]
+    assert len(rendered(live_table(empty, 13.0), width)) == len(rendered(live_table(full, 13.0), width)) == 12
+    assert "the end" in rendered(live_table(full, 13.0), width)[4]
+    assert "Why?" in rendered(live_table(empty, 13.0), width)[4]
+
+
+def test_wide_characters_fit_into_the_line() -> None:
+    lines = rendered(live_table([row("語" * 400 + "終", 300)], 13.0))
+    assert len(lines) == 5
+    assert "終" in lines[3]
+
+
+def test_the_final_table_has_whole_answers_and_what_failed() -> None:
+    rows = [row("A long answer. " * 20 + "End\x1b[2J.", 90, "length"), row("begun", 2, error="the daemon went away")]
+    text = " ".join(" ".join(rendered(final_table(rows), 120)).replace("│", " ").split())
+    assert text.count("A long answer.") == 20
+    assert r"End\x1b[2J." in text
+    assert "the daemon went away" in text
+    assert "done: length" in text
+
+
+def test_the_record_counts_tokens_over_the_whole_time() -> None:
+    rows = [row("x", 41, "stop"), row("x", 23, "length"), row("x", 2, "cancelled"), row(error="lost")]
+    outcome = _Outcome("m", 1.0, row("x", 21, "stop"), rows, 4.0, 3, 1000, [])
+    found = outcome.record()
+    assert (found["requests"], found["completed"], found["peak_rows"]) == (4, 2, 3)
+    assert (found["tokens"], found["tok_s"], found["tok_s_alone"]) == (66, 16.5, 8.4)
+    assert found["ttft_s"] == found["ttft_s_alone"] == 0.5
+
+
+def test_a_daemon_that_does_not_start_is_explained_by_its_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scheduler.cli", "demo", "--json", "--model", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "before it was ready" in done.stderr
+    assert "The end of its log:\n  " in done.stderr
+
+
+@pytest.mark.slow
+def test_the_whole_demo() -> None:
+    command = [sys.executable, "-m", "scheduler.cli", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["requests"] == found["completed"] == found["peak_rows"] == len(demo.PROMPTS)
+    assert found["exit_status"] == 0
+    assert found["tok_s"] > found["tok_s_alone"]
+    assert "laned_generation_tokens_total" in done.stderr
