@@ -47,15 +47,12 @@ def attend(
 
 def one_query(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array) -> mx.array:
     """softmax(q k^T scale + mask) v for queries [rows, heads, 1, dim], keys and values [rows, kv_heads, columns, dim],
-    mask [rows, 1, 1, columns], boolean or to be added."""
+    bool mask [rows, 1, 1, columns]."""
     rows, heads, _, dim = queries.shape
     kv_heads = keys.shape[1]
     grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, dim)
     scores = grouped @ keys.swapaxes(-1, -2)
-    if mask.dtype == mx.bool_:
-        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    else:
-        scores = scores + mask
+    scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
     weights = mx.softmax(scores, axis=-1, precise=True)
     return (weights @ values).reshape(rows, heads, 1, values.shape[-1])
 

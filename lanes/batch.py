@@ -62,10 +62,18 @@ class SlotCaches:
             self.table.move(source, target)
         return hole
 
-    def begin_step(self) -> list[Rows]:
-        """Make room for a token more in each row; returns the caches to call the model with."""
-        self._reserve(len(self.table.rows), max(self.table.lengths) + 1)
-        positions = Positions(self.table.lengths)
+    def begin_step(self, rows: int | None = None, read_width: int | None = None) -> list[Rows]:
+        """Make room for a token more in each row; returns the caches to call the model with.
+
+        rows: how many slots the step computes, those in use or more. read_width: how many columns it reads at least.
+        """
+        rows = rows or len(self.table.rows)
+        longest = max(self.table.lengths) + 1
+        self._reserve(rows, max(longest, read_width or 0))
+        lengths = self.table.lengths + [0] * (rows - len(self.table.lengths))
+        positions = Positions.of(lengths)
+        if read_width is not None:
+            positions = Positions(positions.array, read_width)
         for layer in self.layers:
             layer.positions = positions
         return self.layers
@@ -78,7 +86,7 @@ class SlotCaches:
         self.table = Slots(self.table.limit)
         self.slots = self.capacity_tokens = 0
         for layer in self.layers:
-            layer.positions = Positions([])
+            layer.positions = Positions.of([])
             layer.clear()
 
     def _reserve(self, slots: int, tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from lanes.batch import SlotCaches
 from lanes.choice import choose_lane
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
+from lanes.forward import eager
 from lanes.lane import ModelInfo
 from lanes.load import LoadedModel
 from lanes.serial import SoloCaches
@@ -50,7 +52,7 @@ def build_engine(loaded: LoadedModel, max_rows: int, blas: str) -> MlxEngine:
         backend=backend(),
         blas=blas,
     )
-    return MlxEngine(make_row, info, Decoder(loaded.model, caches))
+    return MlxEngine(make_row, info, Decoder(caches, partial(eager, loaded.model, caches)))
 
 
 def use_faster_attention(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +12,9 @@ from lanes.batch import SlotCaches
 from lanes.lane import Sampling
 from lanes.sampler import Sampler
 from lanes.serial import SoloCaches
+
+# Token ids, int32 [slots in use], to logits [slots in use, vocabulary], through the lane's caches; see lanes.forward.
+Forward = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,9 @@ class Decoder:
     device: the host learns it a step later.
     """
 
-    def __init__(self, model: Any, caches: SlotCaches | SoloCaches) -> None:
-        self.model = model
+    def __init__(self, caches: SlotCaches | SoloCaches, forward: Forward) -> None:
         self.caches = caches
+        self.forward = forward
         self._settings: dict[int, Sampling] = {}
         self._entering: dict[int, int] = {}
         self._last: Dispatched | None = None
@@ -77,8 +81,7 @@ class Decoder:
         rows = tuple(self.caches.table.rows)
         inputs = self._inputs(rows)
         positions = [length + 1 for length in self.caches.table.lengths]
-        logits = self.model(inputs[:, None], cache=self.caches.begin_step())[:, -1, :]
-        tokens = self._sampler_for(rows)(logits, positions)
+        tokens = self._sampler_for(rows)(self.forward(inputs), positions)
         mx.async_eval(tokens)
         self.caches.end_step()
         self._entering.clear()

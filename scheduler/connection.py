@@ -12,7 +12,7 @@ How it ends:
 - The frames are broken, the hello is wrong or late: requests are cancelled, an error is sent, we close.
 - The peer does not read: sending makes no progress for a time, or the outbox is full; we close without a word.
 - The daemon says goodbye (an event): what runs is finished and sent, new requests are refused by the service, we close.
-- The daemon cancels the handler: requests are cancelled, the socket is closed.
+- The daemon cancels the handler: requests are cancelled, we close.
 
 A well-framed message that is wrong gets an error and nothing else happens. A fault in here or in the service is logged
 and closes this connection: no exception leaves the handler, since one that did would end every other connection.
@@ -21,6 +21,7 @@ and closes this connection: no exception leaves the handler, since one that did 
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ from store.framing import FRAME_BYTES, FrameDecoder, ProtocolError
 log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 << 10
+# The kernel counts what is unread in pieces as they were sent; a slow reader shows that it reads by finishing one.
+SEND_BYTES = 4 << 10
 HANGUP_POLL_S = 0.02
 
 
@@ -115,7 +118,6 @@ class _Connection:
         # Here waits the sender for replies, and there one who waits for the end of a request.
         self._unsent = trio.lowlevel.ParkingLot()
         self._ended = trio.lowlevel.ParkingLot()
-        # Cancelled to end the connection at once.
         self._scope = trio.CancelScope()
 
     async def run(self, goodbye: trio.Event | None) -> None:
@@ -139,7 +141,7 @@ class _Connection:
             self._unsent.unpark_all()
 
     def cancel_rows(self) -> None:
-        """Idempotent; never raises, since nothing would catch it."""
+        """Never raises, since nothing would catch it."""
         for row_id in list(self._rows.values()):
             try:
                 if row_id is not None:
@@ -185,10 +187,8 @@ class _Connection:
                 await self._handle(fields)
                 # A client that sends a thousand messages at once does not stop the others' tokens meanwhile.
                 await trio.lowlevel.checkpoint()
-            if self._greeted and not decoder.mid_frame:
-                deadline = math.inf
-            elif self._greeted and (num_frames or deadline == math.inf):
-                deadline = trio.current_time() + self._limits.frame_s
+            if self._greeted and (num_frames or deadline == math.inf):
+                deadline = trio.current_time() + self._limits.frame_s if decoder.mid_frame else math.inf
 
     async def _handle(self, fields: dict[str, Any]) -> None:
         try:
@@ -223,8 +223,8 @@ class _Connection:
             hello = decode_request(fields)
         except BadMessage as bad:
             raise ProtocolError(bad.code, bad.message) from bad
-        if isinstance(hello, protocol.ClientHello) and hello.client:
-            self.name = f"client {hello.client}"
+        assert isinstance(hello, protocol.ClientHello)
+        self.name = f"client {hello.client}" if hello.client else self.name
         self._greeted = True
         self._put(self._service.hello())
 
@@ -232,24 +232,20 @@ class _Connection:
         id = message.id
         if id in self._rows:
             raise BadMessage("duplicate_id", f"request {shown(id)} still runs, and goes on: choose another id", id)
-        if len(self._rows) >= self._limits.requests:
-            self._put(protocol.Error("overloaded", f"{len(self._rows)} requests run on this connection", id, 1.0))
-            return
-        self._rows[id] = None
         try:
+            if len(self._rows) >= self._limits.requests:
+                raise Overloaded(f"{len(self._rows)} requests run on this connection, that is its limit", 1.0)
+            self._rows[id] = None
             row_id = await self._service.submit(message, self._reply)
+            # It may have ended meanwhile.
+            if id in self._rows:
+                self._rows[id] = row_id
         except Refused as refusal:
-            del self._rows[id]
-            self._ended.unpark_all()
             retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else None
-            self._put(protocol.Error(refusal.code, refusal.message, id, retry_after_s))
-            return
-        # It may have ended meanwhile.
-        if id in self._rows:
-            self._rows[id] = row_id
+            self._reply(protocol.Error(refusal.code, refusal.message, id, retry_after_s))
 
     async def _finish_rows(self) -> None:
-        """The peer sends no more: wait until what runs has ended, or the peer has gone for good."""
+        """The peer sends no more: wait for the end of what runs, or of the peer."""
         while self._rows:
             if hung_up(self._stream.socket):
                 self._scope.cancel()
@@ -284,14 +280,12 @@ class _Connection:
         self._unsent.unpark_all()
 
     async def _send(self) -> None:
-        try:
+        with suppress(OSError):
             while self._outbox or not self._closing:
                 if self._outbox:
                     await self._write(self._outbox.take())
                 else:
                     await self._unsent.park()
-        except OSError:
-            log.debug("%s: gone", self.name)
         self._scope.cancel()
 
     async def _write(self, data: bytes) -> None:
@@ -300,6 +294,6 @@ class _Connection:
         while rest:
             unread = unread_bytes(self._stream.socket)
             with trio.move_on_after(self._limits.stalled_s) as patience:
-                rest = rest[await self._stream.socket.send(rest) :]
+                rest = rest[await self._stream.socket.send(rest[:SEND_BYTES]) :]
             if patience.cancelled_caught and unread_bytes(self._stream.socket) >= unread:
                 self._cut("stalled", f"it has read nothing for {self._limits.stalled_s:g} s")

@@ -141,7 +141,7 @@ class Daemon:
         self._goodbye = trio.Event()
 
     async def run(self, stop: trio.Event) -> None:
-        """Serve until stop is set, then drain. Raises EngineFailed, when all is closed, if the engine could not go on."""
+        """Serve until stop is set, then drain. If the engine could not go on, raises EngineFailed once all is closed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_loop, stop)
             if self.options.metrics_port is not None:

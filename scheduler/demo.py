@@ -4,6 +4,7 @@ It uses nothing but what everybody has: the command `laned serve`, the socket, /
 """
 
 import json
+import signal
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rich.live import Live
 
 from scheduler.client import Client, ClientError
 from scheduler.demo_daemon import running
-from scheduler.demo_table import Row, final_table, live_table
+from scheduler.demo_table import Row, answers_of, table_of
 from scheduler.log import printable
 from scheduler.status import size_of
 from scheduler.usage import CommandFailed, Parser
@@ -27,15 +28,18 @@ from scheduler.usage import CommandFailed, Parser
 PROMPTS = (
     "Explain to a child why the sky is blue.",
     "Write a short poem about a lighthouse in winter.",
-    "Name three uses of a paper clip.",
-    "How do I say 'Where is the station?' in French?",
-    "What can I cook with eggs, spinach and rice?",
+    "What is the capital of France, and what is it known for?",
+    "What would happen if the moon disappeared?",
     "Write a Python function that reverses a string.",
     "Tell me a surprising fact about octopuses.",
-    "Invent a slogan for a coffee shop on the moon.",
+    "Write the first lines of a story about a dragon who is afraid of fire.",
+    "Write a letter from a cat to its owner.",
 )
-ALONE = "Why do cats purr?"
+ALONE = "How do bees find their way home?"
 MAX_TOKENS = 64
+
+# Drawing takes a few milliseconds of the processor that the model runs on.
+_LOOK_S = 0.2
 
 
 @dataclass(slots=True)
@@ -86,6 +90,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", default="demo", metavar="MODEL", help="as in laned serve (default: demo)")
     chosen = parser.parse(argv)
     console = Console(stderr=chosen.json, highlight=False)
+    # Ended from outside, it ends as by ^C, and takes its daemon and its folder along.
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     with TemporaryDirectory(prefix="laned-demo-") as folder:
         outcome = trio.run(_demo, chosen.model, Path(folder), console)
     _summary(outcome, console)
@@ -147,12 +154,12 @@ async def _ask_all(client: Client, rows: list[Row], console: Console) -> tuple[f
         while True:
             report = await client.status()
             peak_rows = max(peak_rows, report["rows"]["running"])
-            await trio.sleep(0.1)
+            await trio.sleep(_LOOK_S)
 
     async def draw(live: Live) -> None:
         while True:
-            live.update(live_table(rows, time.monotonic()), refresh=True)
-            await trio.sleep(0.125)
+            live.update(table_of(rows, time.monotonic()), refresh=True)
+            await trio.sleep(_LOOK_S)
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
         async with trio.open_nursery() as background:
@@ -164,7 +171,7 @@ async def _ask_all(client: Client, rows: list[Row], console: Console) -> tuple[f
                     nursery.start_soon(_ask, client, row)
             wall_s = time.monotonic() - started_s
             background.cancel_scope.cancel()
-    console.print(final_table(rows))
+    console.print(answers_of(rows), table_of(rows, time.monotonic()), sep="\n")
     return wall_s, peak_rows
 
 

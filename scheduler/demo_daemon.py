@@ -70,7 +70,7 @@ async def running(model: str, folder: Path, num_rows: int) -> AsyncIterator[Demo
     """Start it with /metrics on a free port, in folder; what is left of it afterwards is killed."""
     socket, log = str(folder / "laned.sock"), folder / "laned.log"
     command = [sys.executable, "-P", "-m", "scheduler.cli", "serve", "--model", model, "--socket", socket]
-    command += ["--metrics-port", "0", "--max-rows", str(num_rows)]
+    command += ["--metrics-port", "0", "--max-rows", str(num_rows), "--log-level", "debug"]
     # The same code as ours, wherever it is installed and whatever lies in the current folder.
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
@@ -81,8 +81,6 @@ async def running(model: str, folder: Path, num_rows: int) -> AsyncIterator[Demo
             stdout=file.wrapped,
             stderr=file.wrapped,
             env=environment,
-            # ^C is for us: we end the daemon then.
-            start_new_session=True,
         )
     try:
         yield DemoDaemon(process, socket, log)

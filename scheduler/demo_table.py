@@ -63,25 +63,37 @@ class Row:
         return f"{(self.num_tokens - 1) / max(end_s - self.first_s, 1e-3):.1f}"
 
 
-def live_table(rows: Sequence[Row], now_s: float) -> Table:
-    """One line for each row, with the end of its text: the height never changes."""
-    table = _table()
+def table_of(rows: Sequence[Row], now_s: float) -> Table:
+    """One line for each row, whatever its text, so that the height never changes.
+
+    While a row is written its end is shown, afterwards its beginning.
+    """
+    table = Table(expand=True)
+    table.add_column("row", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=12)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("text", ratio=1, no_wrap=True)
     for row in rows:
-        tail = printable(row.text.replace("\n", " ")[-_TAIL_CHARS:])
-        shown = _Tail(tail, "") if tail else _Tail(row.prompt, "dim")
+        text = printable(" ".join(row.text.split()))
+        shown: Text | _Tail
+        if row.error is not None:
+            shown = Text(printable(row.error), style="red", overflow="ellipsis")
+        elif row.ended_s is not None:
+            shown = Text(text, overflow="ellipsis")
+        else:
+            shown = _Tail(text[-_TAIL_CHARS:], "") if text else _Tail(row.prompt, "dim")
         table.add_row(row.name, row.state, str(row.num_tokens), row.rate(now_s), shown)
     return table
 
 
-def final_table(rows: Sequence[Row]) -> Table:
-    """All prompts and whole answers."""
-    table = _table()
-    table.show_lines = True
+def answers_of(rows: Sequence[Row]) -> Text:
+    """All prompts with their whole answers."""
+    found = Text()
     for row in rows:
-        answer = row.error if row.error is not None else " ".join(row.text.split())
-        shown = Text.assemble((row.prompt, "bold"), "\n", printable(answer))
-        table.add_row(row.name, row.state, str(row.num_tokens), row.rate(row.ended_s or 0.0), shown)
-    return table
+        found.append(f"{row.name}  {row.prompt}\n", style="bold")
+        found.append(f"{printable(' '.join(row.text.split()))}\n\n")
+    return found
 
 
 class _Tail:
@@ -99,13 +111,3 @@ class _Tail:
         while cell_len(shown) > options.max_width:
             shown = shown[1:]
         yield Text(shown, style=self._style, no_wrap=True)
-
-
-def _table() -> Table:
-    table = Table(expand=True)
-    table.add_column("row", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True, min_width=12)
-    table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("tokens/s", justify="right", no_wrap=True)
-    table.add_column("text", ratio=1)
-    return table

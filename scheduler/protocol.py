@@ -13,8 +13,8 @@ array; {x} a map. A field with ? may be left out, or nil, and then stands for wh
     submit  id: text (1..128 chars) or integer   unlike the ids of this connection's requests that still run
             prompt | messages | prompt_token_ids exactly one:
               prompt: text (not empty)             is tokenized as it is
-              messages: [{role: text, content: text}] (1..4096)   goes through the model's chat template
-              prompt_token_ids: [token] (1..2**20)                is taken as it is
+              messages: [{role: text (1..64 chars), content: text}] (1..4096)   goes through the chat template
+              prompt_token_ids: [token] (1..2**20)   is taken as it is, if the vocabulary has all of them
             max_tokens?: 1..2**31-1              new tokens at most [the daemon's default]
             temperature?: number 0..100          0 takes the likeliest token [the daemon's default]
             top_p?: number 0..1, not 0           [the daemon's default; 1 switches it off]
@@ -68,9 +68,11 @@ that stops reading gets fewer and larger deltas, and is cut off after a time, or
     duplicate_id              the message      a request of that id still runs (and goes on running): choose another
     context_length_exceeded   the request      the prompt leaves no room in the model's context
     overloaded                the request      too much is waiting: try again after retry_after_s
-    shutting_down             the request      the daemon is going down: try again later; without id: the connection
+    shutting_down             the request      the daemon is going down: try again when it is back
     model_failed              the request      the model failed on this row; others go on
-    internal                  the request      a fault of the daemon, which its log explains; without id: the connection
+    internal                  the request      a fault of the daemon, which its log explains
+
+Without an id, overloaded, shutting_down and internal end the connection.
 """
 
 from dataclasses import dataclass

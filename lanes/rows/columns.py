@@ -23,7 +23,7 @@ class ColumnRows:
     def __init__(self) -> None:
         self.parts: Arrays = []
         self.slots = self.capacity = 0
-        self.positions = Positions([])
+        self.positions = Positions.of([])
 
     # What a kind says of itself.
 
@@ -61,6 +61,10 @@ class ColumnRows:
     def state(self) -> Arrays:
         return self.parts
 
+    @state.setter
+    def state(self, parts: Arrays) -> None:
+        self.parts = list(parts)
+
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
@@ -92,7 +96,7 @@ class ColumnRows:
 
     def merge(self, slot: int, row: Any, length: int) -> None:
         """Copy a row of `length` tokens that was processed alone into a slot."""
-        if length == 0:  # a prompt of one token: nothing is processed yet
+        if length == 0 or row.empty():  # a prompt of one token, or a layer that uses no cache
             return
         for first, parts in self.solo_parts(row, length):
             self._allocate(parts)

@@ -38,6 +38,14 @@ class GroupRows:
     def state(self) -> list[mx.array]:
         return [array for rows in self.rows for array in rows.state]
 
+    @state.setter
+    def state(self, arrays: Sequence[mx.array]) -> None:
+        first = 0
+        for rows in self.rows:
+            count = len(rows.state)
+            rows.state = arrays[first : first + count]
+            first += count
+
     @property
     def nbytes(self) -> int:
         return sum(rows.nbytes for rows in self.rows)

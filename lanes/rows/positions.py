@@ -10,6 +10,8 @@ from functools import cached_property
 import mlx.core as mx
 
 BUCKET_TOKENS = 256
+# How finely the columns that are read follow the longest row. Coarser would save nothing: shapes are not compiled.
+READ_TOKENS = 16
 
 
 def capacity_for(tokens: int) -> int:
@@ -41,19 +43,28 @@ class Columns:
 
 
 class Positions:
-    """The lengths of the rows in slots [0, rows) before a step: the position of each row's new token."""
+    """The lengths of the rows in slots [0, rows) before a step, int32 [rows]: the position of each row's new token.
 
-    def __init__(self, lengths: list[int]) -> None:
-        self.rows = len(lengths)
-        self.longest = max(lengths, default=0) + 1
-        self.array = mx.array(lengths, dtype=mx.int32)
+    read_width: columns that hold the longest row with its new token, or more; the host's number, not the device's.
+    """
+
+    def __init__(self, array: mx.array, read_width: int) -> None:
+        self.rows: int = array.shape[0]
+        self.read_width = read_width
+        self.array = array
         self._layouts: dict[tuple[int | None, int, int | None], Columns] = {}
+
+    @classmethod
+    def of(cls, lengths: list[int], grain: int = READ_TOKENS) -> Positions:
+        """For rows so long, reading columns in multiples of the grain."""
+        longest = max(lengths, default=0) + 1
+        return cls(mx.array(lengths, dtype=mx.int32), -(-longest // grain) * grain)
 
     def linear(self, window: int | None = None) -> Columns:
         """Token p of a row is in column p. A window restricts what is looked at, not what is kept."""
         key = (None, 0, window)
         if key not in self._layouts:
-            width = -(-self.longest // BUCKET_TOKENS) * BUCKET_TOKENS
+            width = self.read_width
             column, now = mx.arange(width), self.array[:, None]
             mask = column <= now
             if window is not None:
@@ -68,14 +79,14 @@ class Positions:
             window = None
         key = (size, keep, window)
         if key not in self._layouts:
-            width = min(-(-self.longest // BUCKET_TOKENS) * BUCKET_TOKENS, size)
+            width = min(self.read_width, size)
             column, now = mx.arange(width), self.array[:, None]
             mask = column <= now
             if window is not None:
                 ages = mx.where(column < keep, now - column, (now - column) % (size - keep))
                 mask = mask & (ages < window)
             array = self.array
-            if self.longest > size:
+            if self.read_width > size:
                 array = mx.where(array < size, array, keep + (array - keep) % (size - keep))
             self._layouts[key] = Columns(array, width, mask[:, None, None, :])
         return self._layouts[key]

@@ -5,14 +5,14 @@ What a row has lost of its past is gone: it can be cut only where its ring was s
 
 from __future__ import annotations
 
-import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
-from lanes.rows.columns import Arrays, ColumnRows
+from lanes.rows.columns import Arrays
+from lanes.rows.kv import PlainRows
 from lanes.rows.positions import Columns
 
 
-class RotatingRows(ColumnRows):
+class RotatingRows(PlainRows):
     kind = "rotating"
 
     def __init__(self, size: int, keep: int) -> None:
@@ -23,12 +23,6 @@ class RotatingRows(ColumnRows):
     @classmethod
     def like(cls, row: RotatingKVCache) -> RotatingRows:
         return cls(row.max_size, row.keep)
-
-    def encode(self, keys: mx.array, values: mx.array) -> Arrays:
-        return [keys, values]
-
-    def decode(self, parts: Arrays) -> tuple[mx.array, mx.array]:
-        return parts[0], parts[1]
 
     def columns(self, window: int | None = None) -> Columns:
         return self.positions.ring(self.size, self.keep, window)

@@ -6,6 +6,7 @@ alone, so no padding ever enters a state and no mask is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,8 +15,11 @@ from mlx_lm.models.cache import ArraysCache
 from lanes.rows.positions import Positions
 
 
-class SSMRows:
-    """Rows of one ArraysCache. An array is None until a row brings a state or a step makes one."""
+class SSMRows(ArraysCache):  # type: ignore[misc]
+    """Rows of one ArraysCache. An array is None until a row brings a state or a step makes one.
+
+    It derives from what it stands for because mamba stores its state in instances of that class only.
+    """
 
     kind = "ssm"
     # What mlx-lm's models ask of a padded batch; here there is no padding.
@@ -24,20 +28,26 @@ class SSMRows:
 
     def __init__(self, num_arrays: int) -> None:
         self.arrays: list[mx.array | None] = [None] * num_arrays
-        self.positions = Positions([])
+        self._positions = Positions.of([])
 
     @classmethod
     def like(cls, row: ArraysCache) -> SSMRows:
         return cls(len(row.cache))
 
+    @property
+    def positions(self) -> Positions:
+        return self._positions
+
+    @positions.setter
+    def positions(self, positions: Positions) -> None:
+        """The next step has so many rows; slots that are free in between may hold anything."""
+        self._positions = positions
+        self.arrays = [None if array is None else _with_rows(array, positions.rows) for array in self.arrays]
+
     # What the models call.
 
     def __getitem__(self, index: int) -> mx.array | None:
-        array = self.arrays[index]
-        if array is None:
-            return None
-        rows = self.positions.rows
-        return array if array.shape[0] == rows else _with_rows(array, rows)
+        return self.arrays[index]
 
     def __setitem__(self, index: int, array: mx.array) -> None:
         self.arrays[index] = array
@@ -49,6 +59,11 @@ class SSMRows:
     @property
     def state(self) -> list[mx.array]:
         return [array for array in self.arrays if array is not None]
+
+    @state.setter
+    def state(self, arrays: Sequence[mx.array]) -> None:
+        assert len(arrays) == len(self.arrays), f"{len(arrays)} arrays for a state of {len(self.arrays)}"
+        self.arrays = list(arrays)
 
     @property
     def nbytes(self) -> int:
@@ -72,9 +87,13 @@ class SSMRows:
             if array is None and state is None:
                 continue  # nobody has a state yet: the next step begins with none
             like = state if array is None else array
+            assert state is None or state.shape[1:] == like.shape[1:], (
+                f"a state of {state.shape[1:]}, others of {like.shape[1:]}"
+            )
             if array is None:
                 array = mx.zeros((slot + 1, *like.shape[1:]), like.dtype)
-            array = _with_rows(array, max(slot + 1, array.shape[0]))
+            if array.shape[0] <= slot:
+                array = _with_rows(array, slot + 1)
             array[slot : slot + 1] = mx.zeros((1, *like.shape[1:]), like.dtype) if state is None else state
             self.arrays[index] = array
 
@@ -103,6 +122,8 @@ class SSMRows:
 
 def _with_rows(array: mx.array, rows: int) -> mx.array:
     held = array.shape[0]
-    if held >= rows:
-        return array[:rows] if held > rows else array
-    return mx.concatenate([array, mx.zeros((rows - held, *array.shape[1:]), array.dtype)])
+    if held > rows:
+        return array[:rows]
+    if held < rows:
+        return mx.concatenate([array, mx.zeros((rows - held, *array.shape[1:]), array.dtype)])
+    return array

@@ -2,20 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lanes.batch import SlotCaches
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
+from lanes.forward import CompiledForward, eager
 from lanes.lane import Chunk, ModelInfo, RowSpec, Step
 from lanes.solo import RowMaker
 
 INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, "float32", "cpu", "stock")
 
 
-def engine_for(model: Any, max_rows: int = 32) -> MlxEngine:
+def engine_for(model: Any, max_rows: int = 32, *, compiled: bool = False) -> MlxEngine:
     make_row = RowMaker(model)
-    return MlxEngine(make_row, INFO, Decoder(model, SlotCaches(make_row(), max_rows)))
+    caches = SlotCaches(make_row(), max_rows)
+    forward = CompiledForward(model, caches) if compiled else partial(eager, model, caches)
+    return MlxEngine(make_row, INFO, Decoder(caches, forward))
 
 
 Answers = dict[int, list[int]]

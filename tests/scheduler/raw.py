@@ -14,6 +14,10 @@ from store.framing import FrameDecoder, encode_frame
 HELLO = {"type": "hello", "version": 1}
 
 
+def submit(id: Any, prompt: str, **options: Any) -> dict[str, Any]:
+    return {"type": "submit", "id": id, "prompt": prompt} | options
+
+
 class Raw:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from scheduler import demo
 from scheduler.demo import _Outcome
-from scheduler.demo_table import Row, final_table, live_table
+from scheduler.demo_table import Row, answers_of, table_of
 
 
 def row(text: str = "", num_tokens: int = 0, finish_reason: str | None = None, error: str | None = None) -> Row:
@@ -43,24 +43,34 @@ def test_a_rows_numbers() -> None:
 def test_the_live_table_keeps_its_height_and_shows_the_end(width: int) -> None:
     empty = [row() for _ in range(8)]
     full = [row("begin " + "word\n" * 300 + "the end", 300) for _ in range(8)]
-    assert len(rendered(live_table(empty, 13.0), width)) == len(rendered(live_table(full, 13.0), width)) == 12
-    assert "the end" in rendered(live_table(full, 13.0), width)[4]
-    assert "Why?" in rendered(live_table(empty, 13.0), width)[4]
+    assert len(rendered(table_of(empty, 13.0), width)) == len(rendered(table_of(full, 13.0), width)) == 12
+    assert "the end" in rendered(table_of(full, 13.0), width)[4]
+    assert "Why?" in rendered(table_of(empty, 13.0), width)[4]
 
 
 def test_wide_characters_fit_into_the_line() -> None:
-    lines = rendered(live_table([row("語" * 400 + "終", 300)], 13.0))
+    lines = rendered(table_of([row("語" * 400 + "終", 300)], 13.0))
     assert len(lines) == 5
     assert "終" in lines[3]
 
 
-def test_the_final_table_has_whole_answers_and_what_failed() -> None:
-    rows = [row("A long answer. " * 20 + "End\x1b[2J.", 90, "length"), row("begun", 2, error="the daemon went away")]
-    text = " ".join(" ".join(rendered(final_table(rows), 120)).replace("│", " ").split())
+def test_in_the_end_the_beginnings_are_shown_and_what_failed() -> None:
+    rows = [row("A long answer. " * 20, 90, "length"), row("begun", 2, error="the daemon went away")]
+    lines = rendered(table_of(rows, 13.0))
+    assert len(lines) == 6
+    assert "done: length" in lines[3]
+    assert "│ A long answer. A long" in lines[3]
+    assert "failed" in lines[4]
+    assert "the daemon went away" in lines[4]
+
+
+def test_whole_answers_are_shown_and_cannot_command_the_terminal() -> None:
+    text = " ".join(
+        " ".join(rendered(answers_of([row("A long answer. " * 20 + "End\x1b[2J.", 90, "length"), row()]))).split()
+    )
     assert text.count("A long answer.") == 20
     assert r"End\x1b[2J." in text
-    assert "the daemon went away" in text
-    assert "done: length" in text
+    assert text.count("Why?") == 2
 
 
 def test_the_record_counts_tokens_over_the_whole_time() -> None:

@@ -109,7 +109,7 @@ def test_steps_append_to_each_row_at_its_own_end(lengths: list[int]) -> None:
     rows = filled(lengths)
     written = {slot: [] for slot in range(len(lengths))}
     for step in range(3):
-        rows.positions = Positions([length + step for length in lengths])
+        rows.positions = Positions.of([length + step for length in lengths])
         news = [arrays(100 * step + slot, 1) for slot in range(len(lengths))]
         keys, values = (mx.concatenate([new[part] for new in news]) for part in (0, 1))
         seen = rows.update_and_fetch(keys, values)
@@ -197,7 +197,7 @@ def test_steps_write_in_place(num_rows: int) -> None:
 
     def steps() -> None:
         for step in range(5):
-            rows.positions = Positions([600 + step + slot for slot in range(num_rows)])
+            rows.positions = Positions.of([600 + step + slot for slot in range(num_rows)])
             rows.update_and_fetch(*(mx.ones((num_rows, HEADS, 1, BIG_DIM)) for _ in range(2)))
             mx.eval(rows.state)
 
@@ -227,7 +227,7 @@ def test_the_measure_sees_a_copy() -> None:
     held = list(rows.state)
 
     def step() -> None:
-        rows.positions = Positions([600] * BIG_SLOTS)
+        rows.positions = Positions.of([600] * BIG_SLOTS)
         rows.update_and_fetch(*(mx.ones((BIG_SLOTS, HEADS, 1, BIG_DIM)) for _ in range(2)))
         mx.eval(rows.state)
 

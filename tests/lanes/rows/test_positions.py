@@ -23,7 +23,7 @@ def test_capacity_is_the_smallest_power_of_two_that_holds_the_tokens(tokens: int
 @settings(deadline=None)
 @given(lengths=LENGTHS, window=st.one_of(st.none(), st.integers(1, 300)))
 def test_in_a_line_a_row_looks_at_its_own_tokens(lengths: list[int], window: int | None) -> None:
-    positions = Positions(lengths)
+    positions = Positions.of(lengths)
     assert positions.rows == len(lengths)
     assert positions.array.tolist() == lengths
     columns = positions.linear(window)
@@ -53,12 +53,12 @@ def test_a_ring_holds_the_first_tokens_and_the_last(
 ) -> None:
     """Against a ring that is written token by token: what lies in which column, and who may see it."""
     keep = data.draw(st.integers(0, size - 1))
-    columns = Positions(lengths).ring(size, keep, window)
+    columns = Positions.of(lengths).ring(size, keep, window)
     assert columns.width <= size
     for row, now in enumerate(lengths):
         held: dict[int, int] = {}
         for token in range(now + 1):
-            own = Positions([token]).ring(size, keep).array.item()
+            own = Positions.of([token]).ring(size, keep).array.item()
             assert 0 <= own < size
             held[own] = token
         assert columns.array[row].item() == next(column for column, token in held.items() if token == now)
@@ -73,7 +73,7 @@ def test_a_ring_holds_the_first_tokens_and_the_last(
 def test_positions_are_never_changed() -> None:
     """Models keep what they read of them: a list that grows afterwards must not move an offset."""
     lengths = [3, 300]
-    positions = Positions(lengths)
+    positions = Positions.of(lengths)
     columns = positions.linear()
     lengths[0] += 1
     assert positions.array.tolist() == columns.array.tolist() == [3, 300]

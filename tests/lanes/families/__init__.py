@@ -1,0 +1,88 @@
+"""Tiny models with random weights of every family that mlx-lm has.
+
+A family is a module of mlx_lm.models, or a variant of one ("llama window") whose config leads elsewhere. configs() has
+what differs from facts.COMMON.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import sys
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from tests.lanes.families import experts, nested, plain, recurrent, windowed
+from tests.lanes.families.facts import COMMON
+
+CONFIGS: dict[str, dict[str, Any]] = dict(
+    sorted(
+        (name, config)
+        for file in (plain, windowed, experts, recurrent, nested)
+        for name, config in file.CONFIGS.items()
+    )
+)
+
+# Modules of which no tiny model can be run here, and why.
+UNMADE = {
+    "bitnet": "needs a GPU: its layers are kernels of which there is no other form",
+    "muse_spark": "needs a GPU: its experts are kernels of which there is no other form",
+    "olmo": "cannot process a prompt in this mlx-lm: it adds its mask, which is the word causal, to the scores",
+}
+
+# What a module looks for when it is imported, and does not use.
+_PRESENCE_ONLY = {"olmo": "hf_olmo"}
+
+
+def module_of(family: str) -> str:
+    """The name of the family's module in mlx_lm.models."""
+    return family.split()[0]
+
+
+def import_module(name: str) -> ModuleType:
+    wanted = _PRESENCE_ONLY.get(name)
+    with patch.dict(sys.modules, {wanted: ModuleType(wanted)} if wanted else {}):
+        return importlib.import_module(f"mlx_lm.models.{name}")
+
+
+def make_model(family: str) -> Any:
+    """A model of the family, the same in every process."""
+    config = copy.deepcopy(CONFIGS[family])
+    module = import_module(module_of(family))
+    common = {"model_type": module_of(family), **COMMON}
+    if "text_config" in config:
+        config["text_config"] = {**common, **config["text_config"]}
+    args = module.ModelArgs.from_dict({**common, **config})
+    model = module.Model(args)
+    model.eval()
+    randomize(model)
+    return model
+
+
+def randomize(model: Any) -> None:
+    """Give every parameter a random part, so that none is a zero that hides what it is multiplied with.
+
+    Matrices get outputs about as large as their inputs: with smaller ones attention looks at all tokens alike, and a
+    wrong position is not seen in the logits.
+    """
+    parameters = tree_flatten(model.parameters())
+    keys = mx.random.split(mx.random.key(7), len(parameters))
+    model.update(tree_unflatten([(name, _random(p, key)) for (name, p), key in zip(parameters, keys, strict=True)]))
+    mx.eval(model.parameters())
+
+
+def _random(parameter: mx.array, key: mx.array) -> mx.array:
+    if not mx.issubdtype(parameter.dtype, mx.floating):
+        return mx.random.randint(0, 1 << 31, parameter.shape, parameter.dtype, key=key)
+    noise = mx.random.normal(parameter.shape, key=key)
+    if parameter.ndim < 2:
+        new = parameter + 0.1 * noise
+    else:
+        inputs = parameter.shape[-1] if parameter.shape[-1] > 1 else parameter.shape[-2]
+        new = noise / math.sqrt(inputs)
+    return new.astype(parameter.dtype)

@@ -1,0 +1,41 @@
+"""A tokenizer whose tokens are the bytes of the text, and one token more for the end."""
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+END = 256
+
+
+class ByteStream:
+    """Text from bytes one by one; see scheduler.text.Decoder. The end token reads as nothing."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id == END else self._utf8.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", True)
+
+
+class ByteTokenizer:
+    """See scheduler.service.Tokenizer. Its chat template refuses a turn of the role "refused"."""
+
+    eos_token_ids = frozenset({END})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int]:
+        if any(turn["role"] == "refused" for turn in messages):
+            raise ValueError("the template knows no such role")
+        text = "".join(f"{turn['role']}:{turn['content']};" for turn in messages)
+        return self.encode(text + "".join(f"{name}={value};" for name, value in sorted(variables.items())))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token for token in token_ids if token != END).decode(errors="replace")
+
+    def stream(self) -> ByteStream:
+        return ByteStream()

@@ -1,0 +1,318 @@
+"""Whatever is submitted, cancelled or fails, at whatever moment: each request ends once, and nothing is left of it."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lanes.lane import RowSpec, Sampling, Step
+from scheduler.errors import Overloaded
+from scheduler.protocol import Delta, Done, Error, Reply
+from scheduler.rates import ChunkSize
+from scheduler.request import Request, State, Wish
+from scheduler.scheduler import BatchScheduler
+from scheduler.text import TextStream
+from tests.scheduler.bytes_tokenizer import ByteStream
+from tests.scheduler.fake_engine import INFO, FakeEngine, echoed
+
+MAX_ROWS = INFO.max_rows
+MAX_QUEUE = 5
+STOP = 7
+
+
+class Heard:
+    """What one client was told."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.end: Done | Error | None = None
+
+    def reply(self, reply: Reply) -> None:
+        assert self.end is None, f"{reply} after the end, {self.end}"
+        if isinstance(reply, Delta):
+            self.tokens.extend(reply.token_ids)
+        else:
+            assert isinstance(reply, Done | Error)
+            self.end = reply
+
+
+class Bench:
+    """A scheduler and its engine, turned by hand. A turn takes a second."""
+
+    def __init__(self, max_rows: int = MAX_ROWS, max_queue: int = MAX_QUEUE, chunk_tokens: int = 8) -> None:
+        self.engine = FakeEngine()
+        self.scheduler = BatchScheduler(max_rows, max_queue, ChunkSize(chunk_tokens, 0.05))
+        self.heard: dict[int, Heard] = {}
+        self.wishes: dict[int, Wish] = {}
+        self.now_s = 0.0
+
+    def submit(self, prompt: list[int], max_tokens: int = 4) -> int:
+        row_id = len(self.wishes) + 1
+        wish = Wish(f"r{row_id}", tuple(prompt), max_tokens, Sampling(), frozenset({STOP}))
+        heard = Heard()
+        request = Request(row_id, wish, TextStream(ByteStream()), heard.reply, self.now_s)
+        self.scheduler.submit(request)
+        self.heard[row_id], self.wishes[row_id] = heard, wish
+        return row_id
+
+    def spec(self, row_id: int) -> RowSpec:
+        return RowSpec(row_id, self.wishes[row_id].prompt, Sampling())
+
+    def begin(self) -> Step | None:
+        return self.scheduler.plan(self.now_s)
+
+    def end(self, step: Step) -> list[tuple[Request, float | None]]:
+        result = self.engine.step(step)
+        self.now_s += 1.0
+        return list(self.scheduler.apply(step, result, self.now_s))
+
+    def turn(self) -> Step | None:
+        step = self.begin()
+        if step is not None:
+            self.end(step)
+        return step
+
+    def run(self, turns: int = 1000) -> None:
+        """Until there is nothing to do."""
+        for _ in range(turns):
+            if self.turn() is None:
+                break
+        else:
+            pytest.fail(f"still busy after {turns} turns")
+        self.scheduler.check()
+        self.engine.check()
+
+    def expected(self, row_id: int) -> list[int]:
+        """The tokens that a client of the whole answer sees: the stop token is not among them."""
+        wish = self.wishes[row_id]
+        answer = echoed(wish.prompt, wish.max_tokens)
+        return answer[: answer.index(STOP)] if STOP in answer else answer
+
+    def assert_answered(self, row_id: int) -> None:
+        heard, wish = self.heard[row_id], self.wishes[row_id]
+        assert isinstance(heard.end, Done)
+        assert heard.tokens == self.expected(row_id)
+        stopped = STOP in echoed(wish.prompt, wish.max_tokens)
+        assert (heard.end.finish_reason, heard.end.stop_reason) == (("stop", STOP) if stopped else ("length", None))
+        assert heard.end.usage.completion_tokens == len(heard.tokens) + stopped
+        assert heard.end.usage.prompt_tokens == len(wish.prompt)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Turns are cut in two: whatever may happen between two turns may happen while one runs, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.step: Step | None = None
+        self.cancelled: set[int] = set()
+        self.may_fail: set[int] = set()
+
+    @rule(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=30), max_tokens=st.integers(1, 12))
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        num_waiting = self.bench.scheduler.num_waiting
+        try:
+            self.bench.submit(prompt, max_tokens)
+        except Overloaded as overloaded:
+            assert num_waiting >= MAX_QUEUE
+            assert overloaded.retry_after_s > 0
+            assert num_waiting == self.bench.scheduler.num_waiting
+        else:
+            assert num_waiting + 1 == self.bench.scheduler.num_waiting
+
+    @precondition(lambda self: self.bench.wishes)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """Of whatever request: it may have ended long ago."""
+        row_id = data.draw(st.integers(1, len(self.bench.wishes)))
+        ended = self.bench.heard[row_id].end
+        self.bench.scheduler.cancel(row_id, self.bench.now_s)
+        if ended is None:
+            self.cancelled.add(row_id)
+            end = self.bench.heard[row_id].end
+            assert isinstance(end, Done)
+            assert end.finish_reason == "cancelled"
+        else:
+            assert self.bench.heard[row_id].end is ended
+
+    @rule()
+    def cancel_nobody(self) -> None:
+        self.bench.scheduler.cancel(10_000, self.bench.now_s)
+
+    @precondition(lambda self: self.step is None)
+    @rule()
+    def begin_turn(self) -> None:
+        self.step = self.bench.begin()
+        if self.step is None:
+            assert not self.bench.scheduler.requests
+            self.bench.scheduler.check()
+            self.bench.engine.check()
+
+    @precondition(lambda self: self.step is not None)
+    @rule()
+    def end_turn(self) -> None:
+        step, self.step = self.step, None
+        assert step is not None
+        got_token = self.bench.end(step)
+        assert len({request.row_id for request, _ in got_token}) == len(got_token)
+        for request, since_s in got_token:
+            assert (since_s is None) == (request.num_generated == 1)
+            assert since_s is None or since_s > 0
+
+    @rule(what=st.sampled_from(["step", "prompt"]))
+    def let_fail(self, what: str) -> None:
+        """Whoever runs may be hit, now or later."""
+        setattr(self.bench.engine, f"fail_{what}", True)
+
+    @precondition(lambda self: self.step is None)
+    @rule()
+    def fail_all(self) -> None:
+        running = list(self.bench.scheduler.requests)
+        self.bench.scheduler.fail_all("shutting_down", "no more", self.bench.now_s)
+        for row_id in running:
+            end = self.bench.heard[row_id].end
+            assert isinstance(end, Error)
+            assert (end.code, end.id) == ("shutting_down", f"r{row_id}")
+        assert not self.bench.scheduler.requests
+
+    @invariant()
+    def books_agree(self) -> None:
+        scheduler, engine = self.bench.scheduler, self.bench.engine
+        assert set(scheduler.requests) == {row for row, heard in self.bench.heard.items() if heard.end is None}
+        assert scheduler.num_prefilling + scheduler.num_decoding <= MAX_ROWS
+        for row_id, wish in self.bench.wishes.items():
+            assert engine.num_steps_of.get(row_id, 0) <= wish.max_tokens, f"row {row_id} is stepped for nothing"
+            heard = self.bench.heard[row_id]
+            assert heard.tokens == self.bench.expected(row_id)[: len(heard.tokens)]
+        states = [request.state for request in scheduler.requests.values()]
+        assert State.FINISHED not in states
+
+    def teardown(self) -> None:
+        """All that is left ends by itself, and nothing stays behind."""
+        if self.step is not None:
+            self.end_turn()
+        self.bench.engine.fail_step = self.bench.engine.fail_prompt = False
+        self.bench.run()
+        for row_id, heard in self.bench.heard.items():
+            if row_id not in self.cancelled and not isinstance(heard.end, Error):
+                self.bench.assert_answered(row_id)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_all_are_answered_whatever_waits() -> None:
+    bench = Bench(max_queue=100)
+    rows = [bench.submit([1 + i % 5] * (1 + 3 * i), 1 + i % 7) for i in range(30)]
+    bench.run()
+    for row_id in rows:
+        bench.assert_answered(row_id)
+    assert bench.engine.most_rows == MAX_ROWS
+
+
+def test_rows_are_admitted_in_the_order_of_arrival() -> None:
+    bench = Bench(max_queue=100)
+    rows = [bench.submit([1] * 5) for _ in range(10)]
+    admitted: list[int] = []
+    while (step := bench.turn()) is not None:
+        admitted += [spec.row_id for spec in step.admit]
+    assert admitted == rows
+
+
+def test_a_row_leaves_when_its_last_token_is_dispatched_and_the_next_takes_its_place() -> None:
+    """Its client hears the token a turn later, in the turn in which the newcomer already steps."""
+    bench = Bench(max_rows=1)
+    first, second = bench.submit([5], max_tokens=2), bench.submit([6], max_tokens=1)
+    assert bench.turn() == Step(admit=(bench.spec(first),), merge=(first,))
+    assert bench.turn() == Step()
+    assert bench.heard[first].tokens == [5]
+    assert bench.turn() == Step(leave=(first,), admit=(bench.spec(second),), merge=(second,))
+    assert bench.heard[first].tokens == [5, 5]
+    assert isinstance(bench.heard[first].end, Done)
+    assert bench.turn() == Step(leave=(second,))
+    assert bench.turn() is None
+
+
+def test_a_cancelled_row_leaves_in_the_next_turn_and_its_token_is_dropped() -> None:
+    bench = Bench()
+    row_id = bench.submit([5], max_tokens=10)
+    bench.turn()
+    step = bench.begin()
+    assert step is not None
+    bench.scheduler.cancel(row_id, bench.now_s)
+    assert bench.end(step) == []
+    assert bench.heard[row_id].tokens == []
+    assert bench.turn() == Step(leave=(row_id,))
+    assert bench.turn() is None
+
+
+def test_a_step_that_fails_ends_its_rows_and_no_others() -> None:
+    bench = Bench()
+    merged, prompt, spent = bench.submit([5], 9), bench.submit([6] * 30, 3), bench.submit([4], 1)
+    bench.turn()
+    bench.engine.fail_step = True
+    bench.turn()
+    bench.run()
+    end = bench.heard[merged].end
+    assert isinstance(end, Error)
+    assert (end.code, end.message) == ("model_failed", "the step failed")
+    bench.assert_answered(prompt)
+    bench.assert_answered(spent)
+
+
+def test_a_prompt_that_fails_ends_alone() -> None:
+    bench = Bench()
+    bad, good = bench.submit([6] * 30), bench.submit([5] * 40)
+    bench.engine.fail_prompt = True
+    bench.run()
+    end = bench.heard[bad].end
+    assert isinstance(end, Error)
+    assert end.message == "the prompt failed"
+    bench.assert_answered(good)
+
+
+def test_the_prompt_with_least_left_goes_first() -> None:
+    bench = Bench()
+    long, short = bench.submit([1] * 40), bench.submit([2] * 10)
+    bench.run()
+    assert [row for row, _, _ in bench.engine.chunks] == [short] * 2 + [long] * 5
+
+
+def test_a_long_prompt_ends_although_short_ones_never_stop_coming() -> None:
+    """A short one is there in every turn, as rows are free for them."""
+    bench = Bench()
+    long = bench.submit([1] * 60, max_tokens=1)
+    for _ in range(300):
+        bench.submit([2] * 8, max_tokens=1)
+        bench.turn()
+        if bench.heard[long].end:
+            break
+    bench.assert_answered(long)
+
+
+@pytest.mark.parametrize("num_running", [0, 1, 2])
+def test_the_queue_is_bounded_also_before_the_next_turn(num_running: int) -> None:
+    """A turn lasts as long as a chunk; whoever comes meanwhile waits, and rows that are free now are soon not."""
+    bench = Bench(max_rows=2, max_queue=3)
+    for _ in range(num_running):
+        bench.submit([1] * 30, 50)
+    bench.turn()
+    accepted = 0
+    with pytest.raises(Overloaded, match="--max-queue") as refused:
+        for _ in range(50):
+            bench.submit([1])
+            accepted += 1
+    assert accepted == 2 - num_running + 3
+    assert refused.value.code == "overloaded"
+    bench.run()
+
+
+def test_check_sees_a_request_in_two_places() -> None:
+    bench = Bench()
+    bench.submit([1] * 30)
+    bench.turn()
+    bench.scheduler.check()
+    bench.scheduler._queue.append(next(iter(bench.scheduler.requests.values())))
+    with pytest.raises(AssertionError, match="two places"):
+        bench.scheduler.check()
