@@ -1,11 +1,12 @@
 """Projections of one input, joined into one matrix: query with key with value, gate with up.
 
-On a GPU a matrix product of a few rows costs 30 to 50 microseconds of host time whatever its size, and a layer has seven
-of them; joined there are four. The numbers are the same: an output's dot product does not know its neighbours.
+On a GPU a matrix product of a few rows costs 30 to 50 microseconds of host time whatever its size, and a layer has
+seven of them; joined there are four. The numbers are the same: an output's dot product does not know its neighbours.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -38,7 +39,7 @@ class Joint:
         return output
 
 
-class JoinedPart(nn.Module):
+class JoinedPart(nn.Module):  # type: ignore[misc]  # mlx.nn has no types
     """Stands where one of the joined layers stood."""
 
     def __init__(self, joint: Joint, index: int) -> None:
@@ -81,10 +82,7 @@ def _alike(layers: list[Any]) -> bool:
 
 def _concatenated(layers: list[Any]) -> Any:
     """A layer like the first with the rows of all; every parameter of a linear layer has one row for each output."""
-    joined = type(layers[0]).__new__(type(layers[0]))
-    nn.Module.__init__(joined)
-    for name, value in vars(layers[0]).items():
-        setattr(joined, name, value)
+    joined = copy(layers[0])
     for name in layers[0]:
         joined[name] = mx.concatenate([layer[name] for layer in layers])
     return joined

@@ -9,7 +9,7 @@ scheduler says so.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,16 @@ class ModelInfo:
     dtype: str
     backend: str
     blas: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """What the user decides of the lanes. kv_bits: 4 or 8 to hold keys and values quantized, in groups of so many."""
+
+    max_rows: int = 32
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+    compile: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ The package scipy-openblas32 ships one library for all processors of its archite
 symbol so that it never meets another BLAS. MLX needs the plain names, and only those of its matrix products are
 given back: everything else in the process (NumPy, LAPACK) keeps the library it was linked with. The executable
 `patchelf` writes such a copy in a tenth of a second. It is kept in the user's cache folder under a digest of what it
-was made from, is complete from the moment it has its name, and is never changed afterwards.
+was made from, is complete from the moment it has its name, and is never changed afterwards. Where there is no such
+folder, a copy is made for the one process and goes when it is loaded.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from pathlib import Path
 RENAMED = tuple(f"cblas_{kind}gemm" for kind in "sdcz")
 PREFIX = "scipy_"
 NAME = "libopenblas-laned.so"
+TEMPORARY = "laned-blas-"
 PATCH_TIMEOUT_S = 60
 
 
@@ -35,8 +37,7 @@ def openblas_copy() -> Path:
     for folder in (_cache_folder() / digest, None):
         try:
             if folder is None:
-                # mkdtemp makes a folder that only this user can enter; the copy stays as long as the folder does.
-                folder = Path(tempfile.mkdtemp(prefix="laned-blas-"))
+                folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))  # only this user can enter it
             elif _is_ours(folder / NAME):
                 return folder / NAME
             else:
@@ -48,9 +49,16 @@ def openblas_copy() -> Path:
 
 
 def discard(copy: Path) -> None:
-    """Remove a copy that does not load, so that the next call makes a new one."""
+    """Remove a copy, so that the next call makes a new one."""
     with contextlib.suppress(OSError):
         copy.unlink()
+        if is_temporary(copy):
+            copy.parent.rmdir()
+
+
+def is_temporary(copy: Path) -> bool:
+    """Whether the copy is for one process only, to be discarded once it is loaded."""
+    return copy.parent.name.startswith(TEMPORARY)
 
 
 def _packaged_library() -> Path:

@@ -81,10 +81,11 @@ async def _stream(client: Client, request: dict[str, Any]) -> Done:
     try:
         async with client.submit(**request) as answer:
             async for delta in answer:
+                # Known before it is shown: an interrupt may come in between.
+                last = delta.text[-1:] or last
                 # A model may write what moves a cursor; in a file it stays as it is.
                 out.write(printable(delta.text, keep="\n\t") if is_terminal else delta.text)
                 out.flush()
-                last = delta.text[-1:] or last
     finally:
         if last not in ("", "\n"):
             out.write("\n")

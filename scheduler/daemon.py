@@ -19,12 +19,12 @@ from typing import TypeVar
 
 import trio
 
-from lanes.lane import Engine, EngineFailed
+from lanes.lane import Engine, EngineFailed, LaneSettings
 from lanes.thread import ModelThread, open_model_thread
 from scheduler import log
 from scheduler.connection import Limits, serve_connection
 from scheduler.http import Health, serve_http
-from scheduler.listener import SocketUnavailable, accept, default_socket_path, listen
+from scheduler.listener import SocketUnavailable, accept, check_path, default_socket_path, listen
 from scheduler.loop import Loop
 from scheduler.metrics import Metrics, Readings
 from scheduler.options import Options
@@ -69,6 +69,10 @@ def _leaves(group: BaseExceptionGroup[E]) -> list[E]:
 
 async def _serve(options: Options, progress: LoadProgress) -> None:
     stop = trio.Event()
+    try:
+        check_path(_socket_path(options))
+    except SocketUnavailable as unavailable:
+        raise UsageError(f"--socket: {unavailable}") from None
     async with trio.open_nursery() as nursery:
         await nursery.start(_watch_signals, stop, progress)
         async with open_model_thread() as thread:
@@ -81,6 +85,10 @@ async def _serve(options: Options, progress: LoadProgress) -> None:
                     return
             await Daemon(options, thread, engine, tokenizer).run(stop)
         nursery.cancel_scope.cancel()
+
+
+def _socket_path(options: Options) -> Path:
+    return Path(options.socket) if options.socket else default_socket_path()
 
 
 async def _watch_signals(
@@ -96,8 +104,10 @@ async def _watch_signals(
 
 def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]:
     """On the model's thread: everything that imports MLX."""
+    from lanes import cuda_environment
     from lanes.blas import BlasError, preload
 
+    cuda_environment.set_variables()
     try:
         blas = preload(options.blas, options.threads)
     except BlasError as error:
@@ -105,19 +115,26 @@ def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]
     logger.info(blas.sentence)
     from lanes.build import build_engine
     from lanes.load import load
+    from lanes.solo import CannotQuantize
     from lanes.sources import LoadError
 
     try:
         loaded = load(
             options.model,
             trust_remote_code=options.trust_remote_code,
-            dequantize="always" if options.dtype == "float32" else "auto",
+            dtype=options.dtype,
+            chat_template=options.chat_template,
             progress=progress,
         )
     except LoadError as error:
         raise UsageError(f"--model {options.model}: {error}") from error
     logger.info("%s: %s", loaded.name, loaded.note)
-    return build_engine(loaded, options.max_rows, blas.kind), loaded.tokenizer
+    settings = LaneSettings(options.max_rows, options.kv_bits, options.kv_group_size, options.compile)
+    try:
+        engine = build_engine(loaded, settings, blas.label)
+    except CannotQuantize as error:
+        raise UsageError(f"--kv-bits {options.kv_bits}: {error}") from error
+    return engine, loaded.tokenizer
 
 
 class Daemon:
@@ -141,12 +158,12 @@ class Daemon:
         self._goodbye = trio.Event()
 
     async def run(self, stop: trio.Event) -> None:
-        """Serve until stop is set, then drain. If the engine could not go on, raises EngineFailed once all is closed."""
+        """Serve until stop is set, then drain. Raises EngineFailed, at the end, if the engine could not go on."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_loop, stop)
             if self.options.metrics_port is not None:
                 await self._open_metrics(nursery, self.options.metrics_host, self.options.metrics_port)
-            path = Path(self.options.socket) if self.options.socket else default_socket_path()
+            path = _socket_path(self.options)
             self.service.addresses["socket"] = str(path)
             async with trio.open_nursery() as clients:
                 await self._accept_until(stop, path, clients)
@@ -185,7 +202,9 @@ class Daemon:
         self.metrics.connected()
         self._connections += 1
         try:
-            await serve_connection(stream, self.service, self._limits, self._goodbye)
+            cut_by = await serve_connection(stream, self.service, self._limits, self._goodbye)
+            if cut_by is not None:
+                self.metrics.connection_refused(cut_by)
         finally:
             self._connections -= 1
 

@@ -89,11 +89,11 @@ def table_of(rows: Sequence[Row], now_s: float) -> Table:
 
 def answers_of(rows: Sequence[Row]) -> Text:
     """All prompts with their whole answers."""
-    found = Text()
+    answers = []
     for row in rows:
-        found.append(f"{row.name}  {row.prompt}\n", style="bold")
-        found.append(f"{printable(' '.join(row.text.split()))}\n\n")
-    return found
+        said = printable(" ".join(row.text.split()))
+        answers.append(Text.assemble((f"{row.name}  {row.prompt}\n", "bold"), said, "\n"))
+    return Text("\n").join(answers)
 
 
 class _Tail:

@@ -69,6 +69,17 @@ def check_length(path: Path) -> None:
         )
 
 
+def check_path(path: Path) -> None:
+    """Raises SocketUnavailable where listen() would at this moment, so that nobody waits for a model first."""
+    check_length(path)
+    try:
+        if path.parent.exists():
+            _check_folder(path.parent)
+        _check_free(path)
+    except OSError as error:
+        raise SocketUnavailable(f"{path} cannot be opened: {error}") from error
+
+
 @asynccontextmanager
 async def listen(path: Path | str) -> AsyncIterator[trio.SocketListener]:
     """The open socket, for as long as the block lasts. Raises SocketUnavailable."""

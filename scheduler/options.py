@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from scheduler import values
 from scheduler.usage import UsageError, nearest
@@ -116,6 +116,23 @@ class Options:
     # A queue this long is minutes of work already; a client does better to hear so at once than to wait at its end.
     max_queue: int = _option(
         values.whole(0), 256, "scheduling", "N", "requests that may wait for a row; more are refused, to be tried again"
+    )
+    kv_bits: int | None = _option(
+        values.one_of_numbers(4, 8),
+        None,
+        "scheduling",
+        "4|8",
+        "hold keys and values quantized to so many bits, from the first token on (default: as the model computes them)",
+    )
+    kv_group_size: int = _option(
+        values.one_of_numbers(32, 64, 128), 64, "scheduling", "N", "values that share a scale when they are quantized"
+    )
+    compile: Literal["auto", "on", "off"] = _option(
+        values.choice("auto", "on", "off"),
+        "auto",
+        "scheduling",
+        "auto|on|off",
+        "compile decode steps; auto does where it was measured to be faster",
     )
     prefill_step_size: int = _option(
         values.whole(1), 2048, "scheduling", "TOKENS", "tokens of a prompt that are processed at once at most"

@@ -66,6 +66,14 @@ def choice(*choices: str) -> Kind:
     return Kind(f"{', '.join(choices[:-1])} or {choices[-1]}", str, check)
 
 
+def one_of_numbers(*choices: int) -> Kind:
+    def check(value: Any) -> int:
+        _require(type(value) is int and value in choices)
+        return int(value)
+
+    return Kind(f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}", int, check)
+
+
 def switch() -> Kind:
     def check(value: Any) -> bool:
         _require(isinstance(value, bool))

@@ -19,7 +19,7 @@ other K-quants and bfloat16 to float16; and it holds every tensor at once in bot
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -94,11 +94,11 @@ class _Reader:
             what = "big-endian" if swapped in VERSIONS else f"of GGUF version {version}"
             raise GgufError(f"{self.path} is {what}; versions 2 and 3, little-endian, can be read: convert it again")
         num_tensors, num_entries = self.number("Q"), self.number("Q")
-        metadata = dict(self.entry() for _ in self.count(num_entries, 13))
+        metadata = dict(self.entry() for _ in range(num_entries))
         split = metadata.get("split.count", 0)
         if isinstance(split, int) and split > 1:
             raise GgufError(f"{self.path} is one of {split} parts of a model: join them with llama-gguf-split --merge")
-        infos = [self.tensor() for _ in self.count(num_tensors, 32)]
+        infos = [self.tensor() for _ in range(num_tensors)]
         return Header(self.path, metadata, self.placed(infos, metadata))
 
     def placed(self, infos: list[TensorInfo], metadata: Mapping[str, Any]) -> dict[str, TensorInfo]:
@@ -155,7 +155,7 @@ class _Reader:
         if element in _NUMBERS:
             size = struct.calcsize(f"<{_NUMBERS[element]}")
             return list(struct.unpack(f"<{length}{_NUMBERS[element]}", self.take(length * size)))
-        return [self.value(element, depth + 1) for _ in self.count(length, 8)]
+        return [self.value(element, depth + 1) for _ in range(length)]
 
     def number(self, code: str) -> Any:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
@@ -166,12 +166,6 @@ class _Reader:
             return str(raw, "utf-8")
         except UnicodeDecodeError:
             raise GgufError(f"{self.path} has metadata that is not UTF-8; the header is damaged") from None
-
-    def count(self, number: int, least_bytes: int) -> Iterator[int]:
-        """range(number), unless the rest of the file cannot hold as many things of at least this size."""
-        if number * least_bytes > self.file_bytes - self.at:
-            raise self.cut_short()
-        return iter(range(number))
 
     def take(self, num_bytes: int) -> memoryview:
         end = self.at + num_bytes

@@ -109,10 +109,11 @@ def read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
         [AddedToken(piece, special=False, normalized=False) for piece in vocabulary.of_type(_USER_DEFINED)]
     )
     _add_ends(backend, vocabulary, bos)
+    template = header.metadata.get("tokenizer.chat_template")
     named = {name: vocabulary.special(key) for key, name in _SPECIAL_NAMES.items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        chat_template=header.metadata.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
         clean_up_tokenization_spaces=False,
         **{name: vocabulary.pieces[token] for name, token in named.items() if token is not None},
     )

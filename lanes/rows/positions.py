@@ -15,8 +15,11 @@ READ_TOKENS = 16
 
 
 def capacity_for(tokens: int) -> int:
-    """The power of two, at least one bucket, that holds so many tokens."""
-    return max(BUCKET_TOKENS, 1 << (tokens - 1).bit_length())
+    """Tokens to make room for: a power of two up to 4,096, beyond that a multiple of a quarter of one, so that long
+    rows waste a fifth at most while growing still copies each token a bounded number of times."""
+    power = max(BUCKET_TOKENS, 1 << (tokens - 1).bit_length())
+    grain = power if power <= 4096 else power // 8
+    return -(-tokens // grain) * grain
 
 
 class Columns:

@@ -86,10 +86,10 @@ def work(setting: str) -> None:
 
     loaded = load("demo", dtype="float16" if setting == "packed" else "auto")
     if setting == "packed":
-        # As the file has them: packed matrices with 16-bit factors, and float32 for the rest, hence for what is computed.
+        # As the file has them: packed matrices with 16-bit factors, float32 for the rest and so for what is computed.
         norms = [(name, array) for name, array in tree_flatten(loaded.model.parameters()) if array.ndim == 1]
         loaded.model.load_weights([(name, array.astype(mx.float32)) for name, array in norms], strict=False)
-    print(report.sentence if setting == "ours" else f"MLX's BLAS, {setting} weights", flush=True)
+    print(report.label if setting == "ours" else f"MLX's BLAS, {setting} weights", flush=True)
     for line in sys.stdin:
         tokens = mx.array([[token % 1000 + 100 for token in range(int(line))]])
         caches = make_prompt_cache(loaded.model)

@@ -11,21 +11,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from lanes import cuda_environment
 from lanes.blas import preload
 
+cuda_environment.set_variables()
 BLAS = preload()
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from lanes.attention import hand_written_is_faster, install
 from lanes.batch import SlotCaches
-from lanes.build import backend, head_shape
 from lanes.decoder import Decoder, Forward
 from lanes.forward import COMPILE_AFTER, CompiledForward, eager
-from lanes.joined import join_projections
 from lanes.lane import Sampling
+from lanes.tuning import backend, tune
 from tests.bench.harness import bench, interleave
 from tests.bench.models import default_model, weight_bytes
 
@@ -53,7 +53,7 @@ class Ours:
     """A lane of rows that are all so long."""
 
     def __init__(self, model: Any, rows: int, tokens: int, compiled: bool) -> None:
-        caches = SlotCaches(make_prompt_cache(model), rows)
+        caches = SlotCaches(make_prompt_cache(model), max(rows, 8))
         forward: Forward = CompiledForward(model, caches) if compiled else partial(eager, model, caches)
         self.decoder = Decoder(caches, forward)
         row = random_row(model, tokens)
@@ -105,18 +105,15 @@ def main() -> None:
         run.blas = BLAS.sentence
         on_gpu = backend() != "cpu"
         name, plain = default_model()
-        _, joined = default_model()
-        join_projections(joined)
-        shape = head_shape(plain)
-        if shape is not None and hand_written_is_faster(*shape):
-            install(plain)
+        _, tuned = default_model()
+        name += f" ({tune(tuned)})"
         bandwidth = copy_bandwidth() if on_gpu else 0.0
         cases = GPU_CASES if on_gpu else CPU_CASES[3:5] if run.quick else CPU_CASES
         steps, rounds = (20, 3) if on_gpu else (3, 3) if run.quick else (6, 5)
         for rows, tokens in cases:
             makers: dict[str, Callable[[], Ours | Peer]] = {
-                "eager": partial(Ours, joined, rows, tokens, compiled=False),
-                "compiled": partial(Ours, joined, rows, tokens, compiled=True),
+                "eager": partial(Ours, tuned, rows, tokens, compiled=False),
+                "compiled": partial(Ours, tuned, rows, tokens, compiled=True),
                 "mlx-lm": partial(Peer, plain, rows, tokens),
             }
             label = f"{rows} rows of {tokens}"

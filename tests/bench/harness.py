@@ -17,12 +17,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 PACKAGES = ("laned", "mlx", "mlx-lm", "trio")
+
+# Width of a table that goes to a file, where there is no terminal to tell it.
+FILE_COLUMNS = 160
+
+T = TypeVar("T")
+# Told how much of a measurement is done, from 0 to 1.
+Report = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Bench:
         ratio = None
         if peer:
             ratios = [(a / b if more_is_better else b / a) for a, b in zip(ours, peer, strict=True) if a > 0 and b > 0]
-            ratio = statistics.median(ratios)
+            ratio = statistics.median(ratios) if ratios else None
         row = Row(
             self.name,
             case,
@@ -95,19 +103,21 @@ class Bench:
             table.add_column(name)
         for name in ("ours", "peer", "ratio", "min..max (ours / peer)"):
             table.add_column(name, justify="right")
+        said = ""
         for row in self.rows:
             table.add_row(
-                row.case,
+                row.case if row.case != said else "",
                 f"{row.metric} [{row.unit}]" if row.unit else row.metric,
                 _figure(row.ours),
                 "" if row.peer is None else _figure(row.peer),
                 "" if row.ratio is None else f"{row.ratio:.2f}",
                 row.spread,
             )
+            said = row.case
         return table
 
     def write(self) -> None:
-        Console().print(self.table())
+        Console(width=None if sys.stdout.isatty() else FILE_COLUMNS).print(self.table())
         if self.json_path:
             rows = [{key: value for key, value in asdict(row).items() if key != "spread"} for row in self.rows]
             self.json_path.write_text(json.dumps(rows, indent=1) + "\n")
@@ -125,18 +135,28 @@ def bench(name: str, description: str, argv: Sequence[str] | None = None) -> Ite
     run.write()
 
 
-def interleave(rounds: int, label: str, *measures: Callable[[], float]) -> list[list[float]]:
+def interleave(rounds: int, label: str, *measures: Callable[[], T]) -> list[list[T]]:
     """Call the measures in turn, `rounds` times each; returns the values of each. The order alternates, so that none
     always runs in the other's wake."""
-    values: list[list[float]] = [[] for _ in measures]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return interleave_long(rounds, label, *(lambda report, measure=measure: measure() for measure in measures))
+
+
+def interleave_long(rounds: int, label: str, *measures: Callable[[Report], T]) -> list[list[T]]:
+    """As interleave(), for measures that take long: each is given a function to tell how much of it is done."""
+    values: list[list[T]] = [[] for _ in measures]
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
         task = progress.add_task(label, total=rounds * len(measures))
         for turn in range(rounds):
             order = list(enumerate(measures))
             for index, measure in order if turn % 2 == 0 else order[::-1]:
-                values[index].append(measure())
-                progress.advance(task)
+                done = sum(map(len, values))
+
+                def report(part: float, done: int = done) -> None:
+                    progress.update(task, completed=done + min(part, 1.0))
+
+                values[index].append(measure(report))
+                progress.update(task, completed=done + 1)
     return values
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import qwen3
 
-from lanes.build import backend
+from lanes.tuning import backend
 
 
-def qwen3_8b_shape(num_layers: int = 36) -> Any:
-    """Qwen3-8B's shape in bfloat16, weights random: right for timing, and 16.4 GB."""
+def qwen3_8b_shape(num_layers: int = 36, dtype: mx.Dtype = mx.bfloat16, vocabulary: int = 151936) -> Any:
+    """Qwen3-8B's shape, weights random: right for timing, and 16.4 GB if nothing is made smaller."""
     args = qwen3.ModelArgs(
         model_type="qwen3",
         hidden_size=4096,
@@ -19,7 +19,7 @@ def qwen3_8b_shape(num_layers: int = 36) -> Any:
         intermediate_size=12288,
         num_attention_heads=32,
         rms_norm_eps=1e-6,
-        vocab_size=151936,
+        vocab_size=vocabulary,
         num_key_value_heads=8,
         max_position_embeddings=40960,
         rope_theta=1e6,
@@ -27,7 +27,7 @@ def qwen3_8b_shape(num_layers: int = 36) -> Any:
         tie_word_embeddings=False,
     )
     model = qwen3.Model(args)
-    model.set_dtype(mx.bfloat16)
+    model.set_dtype(dtype)
     for layer in model.layers:
         mx.eval(layer.parameters())
     mx.eval(model.parameters())

@@ -108,7 +108,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert kind == "openblas"
     assert path is not None
     assert path.is_relative_to(tmp_path)
-    assert path.parent.stat().st_mode & 0o077 == 0
+    assert not path.parent.exists()
 
 
 @on_linux
@@ -133,9 +133,9 @@ def test_threads_are_the_users_or_measured(tmp_path: Path) -> None:
     assert report(tmp_path, "threads=2", OPENBLAS_CORETYPE="Haswell")[3] == 2
     _, sentence, _, threads = report(tmp_path, OPENBLAS_NUM_THREADS="")
     assert threads is not None
-    assert 1 <= threads <= blas.physical_cores()
-    if blas.physical_cores() > 1:
-        assert "best of those tried" in sentence
+    assert 1 <= threads <= max(1, blas.physical_cores() - 1)
+    if blas.physical_cores() > 2:
+        assert "GFLOP/s tried" in sentence
 
 
 @on_linux
@@ -144,7 +144,7 @@ def test_threads_are_the_users_or_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kernels", ["Haswell", "Nehalem"])
 def test_other_processors_kernels(tmp_path: Path, kernels: str) -> None:
     """A processor without AVX-512, and one without AVX; and the user's choice is left alone."""
-    assert f" {kernels} 1 thread" in report(tmp_path, OPENBLAS_CORETYPE=kernels)[1]
+    assert f"({kernels}, 1 thread)" in report(tmp_path, OPENBLAS_CORETYPE=kernels)[1]
 
 
 @on_linux

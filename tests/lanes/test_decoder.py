@@ -1,5 +1,7 @@
 """A decode step: each row by its own settings, dispatched before the one before is read, in place."""
 
+from functools import partial
+
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from lanes.batch import SlotCaches
 from lanes.decoder import Decoder
+from lanes.forward import eager
 from lanes.lane import RowSpec, Sampling, Step
 from lanes.solo import RowMaker
 from tests.lanes.driver import Driver, engine_for
@@ -39,9 +42,14 @@ def test_rows_of_different_settings_answer_as_each_alone(
         assert answer == (expected[: len(answer)] if spec.row_id in cut else expected)
 
 
+def empty_decoder() -> tuple[Decoder, SlotCaches]:
+    caches = SlotCaches(MAKE_ROW(), 8)
+    return Decoder(caches, partial(eager, MODEL, caches)), caches
+
+
 def decoder_of(prompts: list[tuple[int, ...]]) -> Decoder:
     """Rows 0, 1, ... with their prompts processed but for the last token."""
-    decoder = Decoder(MODEL, SlotCaches(MAKE_ROW(), 8))
+    decoder, _ = empty_decoder()
     for row_id, prompt in enumerate(prompts):
         enter(decoder, row_id, prompt)
     return decoder
@@ -117,16 +125,16 @@ def test_clear_forgets_all_and_the_decoder_goes_on() -> None:
 @pytest.mark.parametrize("num_rows", [8, 7])
 def test_steps_write_in_place(num_rows: int) -> None:
     """Pipelined as in the engine; with 7 rows in 8 slots the other form of the write."""
-    decoder = Decoder(MODEL, SlotCaches(MAKE_ROW(), 8))
+    decoder, lane = empty_decoder()
     for row_id in range(8):
         caches = MAKE_ROW()
         for cache in caches:
             cache.update_and_fetch(*(mx.zeros((1, 2, 3000, 8)) for _ in range(2)))
         decoder.merge(row_id, caches, 3000, row_id, Sampling())
-        mx.eval([layer.state for layer in decoder.caches.layers])
+        mx.eval([layer.state for layer in lane.layers])
     for row_id in range(num_rows, 8):
         decoder.leave(row_id)
-    array_bytes = decoder.caches.nbytes // (2 * len(decoder.caches.layers))
+    array_bytes = lane.nbytes // (2 * len(lane.layers))
     unread = decoder.dispatch()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

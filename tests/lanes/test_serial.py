@@ -1,5 +1,6 @@
 """The serial lane answers as the batch lane does, one row after another, whatever caches the model has."""
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
+from lanes.forward import eager
 from lanes.lane import RowSpec, Sampling
 from lanes.serial import SoloCaches
 from lanes.solo import RowMaker
@@ -19,7 +21,8 @@ MODEL = tiny_llama()
 
 
 def serial_engine(model: Any) -> MlxEngine:
-    return MlxEngine(RowMaker(model), INFO, Decoder(model, SoloCaches()))
+    caches = SoloCaches()
+    return MlxEngine(RowMaker(model), INFO, Decoder(caches, partial(eager, model, caches)))
 
 
 def one_after_another(engine: MlxEngine, specs: list[RowSpec], tokens: int) -> dict[int, list[int]]:

@@ -90,9 +90,14 @@ def test_pieces_make_the_whole(kind: str, data: st.DataObject) -> None:
     assert "".join(in_pieces(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
+# Without what the vocabularies cannot spell (some control characters, empty planes, SentencePiece's sign for a space),
+# and without "<", with which special tokens begin.
+SPELLABLE = st.characters(codec="utf-8", max_codepoint=0x3FFFF, exclude_categories=["Cc"], exclude_characters="\u2581<")
+
+
 @pytest.mark.parametrize("kind", ["demo", "sentencepiece"])
 @untimed
-@given(text=st.text(st.characters(codec="utf-8", max_codepoint=0x3FFFF, exclude_categories=["Cc"]), max_size=40))
+@given(text=st.text(SPELLABLE, max_size=40))
 @example(text="🦙🦙 é日本 y")
 def test_no_piece_has_half_a_character(kind: str, text: str) -> None:
     """Text without replacement characters gives pieces without them, and each piece is a stretch of the text."""

@@ -31,6 +31,7 @@ class Client:
         self.token_ids: list[int] = []
         self.end: Done | Error | None = None
         self.ended = trio.Event()
+        self.row_id: int | None = None
 
     def reply(self, said: Reply) -> None:
         assert self.end is None, f"{said} after the end, {self.end}"
@@ -67,8 +68,12 @@ class EchoDaemon:
 
     async def submit(self, **fields: Any) -> Client:
         client = Client()
-        client.row_id = await self.service.submit(Submit(**{"id": "x", **fields}), client.reply)  # type: ignore[attr-defined]
+        client.row_id = await self.service.submit(Submit(**{"id": "x", **fields}), client.reply)
         return client
+
+    def cancel(self, client: Client) -> None:
+        assert client.row_id is not None
+        self.service.cancel(client.row_id)
 
     async def ask(self, prompt: str, **fields: Any) -> Client:
         """Submit, and wait for the end."""

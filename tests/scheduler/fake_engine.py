@@ -1,6 +1,6 @@
 """An engine without a model, strict about what it is asked: it says each row's prompt back, round and round.
 
-It keeps to lanes.lane.Step and StepResult as the real one does, tokens a turn late, and asserts that the scheduler does.
+It keeps to lanes.lane.Step and StepResult as the real one does, tokens a turn late, and asserts that its driver does.
 """
 
 from collections.abc import Iterable, Sequence

@@ -81,7 +81,7 @@ async def test_wait_idle_waits_until_the_engine_is_empty() -> None:
             if cancelled:
                 await quiet(daemon)
                 for client in clients:
-                    daemon.service.cancel(client.row_id)
+                    daemon.cancel(client)
             await daemon.loop.wait_idle()
             assert all(client.end for client in clients)
             daemon.engine.check()
@@ -94,10 +94,10 @@ async def test_a_cancelled_request_frees_its_row_for_the_next() -> None:
         waiting = await daemon.submit(prompt="short", max_tokens=5)
         await quiet(daemon)
         assert waiting.end is None
-        daemon.service.cancel(endless[0].row_id)
+        daemon.cancel(endless[0])
         assert (await waiting.done()).finish_reason == "length"
         for client in endless:
-            daemon.service.cancel(client.row_id)
+            daemon.cancel(client)
             assert (await client.done()).finish_reason == "cancelled"
 
 
@@ -199,7 +199,7 @@ async def test_a_hundred_clients_that_come_and_go_leave_nothing() -> None:
             for _ in range(number % 17):
                 await trio.lowlevel.checkpoint()
             if number % 3 == 0:
-                daemon.service.cancel(client.row_id)
+                daemon.cancel(client)
             await client.ended.wait()
             assert isinstance(client.end, Done)
             ends.append(client.end.finish_reason)

@@ -1,5 +1,6 @@
 """A request's life: only legal moves, one end, and what its client is told on the way."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_every_life_ends_at_most_once(moves: list[State]) -> None:
             continue
         lived.append(move)
     assert len(lived) == len(set(lived))
-    assert all(pair in LEGAL for pair in zip(lived, lived[1:], strict=False))
+    assert all(pair in LEGAL for pair in pairwise(lived))
     if State.FINISHED in lived:
         assert lived[-1] is State.FINISHED
 

@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -38,7 +39,7 @@ def cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 def pieces_of(raw: bytes, cuts: Sequence[int]) -> list[bytes]:
     edges = [0, *sorted(min(at, len(raw)) for at in cuts), len(raw)]
-    return [raw[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    return [raw[start:stop] for start, stop in pairwise(edges)]
 
 
 # Few letters, so that stop strings and their beginnings occur; some of them of several bytes.

@@ -1,6 +1,6 @@
 """Tiny models with random weights of every family that mlx-lm has.
 
-A family is a module of mlx_lm.models, or a variant of one ("llama window") whose config leads elsewhere. configs() has
+A family is a module of mlx_lm.models, or a variant of one ("llama window") whose config leads elsewhere. CONFIGS has
 what differs from facts.COMMON.
 """
 
@@ -12,7 +12,6 @@ import math
 import sys
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
@@ -28,12 +27,13 @@ CONFIGS: dict[str, dict[str, Any]] = dict(
     )
 )
 
-# Modules of which no tiny model can be run here, and why.
+# Families of which no tiny model can be run here, and why.
 UNMADE = {
-    "bitnet": "needs a GPU: its layers are kernels of which there is no other form",
-    "muse_spark": "needs a GPU: its experts are kernels of which there is no other form",
+    "bitnet": "needs Metal: its layers are kernels of which there is no other form",
+    "muse_spark": "needs Metal: its experts are kernels of which there is no other form",
     "olmo": "cannot process a prompt in this mlx-lm: it adds its mask, which is the word causal, to the scores",
 }
+FAMILIES = tuple(name for name in CONFIGS if name not in UNMADE)
 
 # What a module looks for when it is imported, and does not use.
 _PRESENCE_ONLY = {"olmo": "hf_olmo"}
@@ -46,8 +46,13 @@ def module_of(family: str) -> str:
 
 def import_module(name: str) -> ModuleType:
     wanted = _PRESENCE_ONLY.get(name)
-    with patch.dict(sys.modules, {wanted: ModuleType(wanted)} if wanted else {}):
+    if wanted is None or wanted in sys.modules:
         return importlib.import_module(f"mlx_lm.models.{name}")
+    sys.modules[wanted] = ModuleType(wanted)
+    try:
+        return importlib.import_module(f"mlx_lm.models.{name}")
+    finally:
+        del sys.modules[wanted]
 
 
 def make_model(family: str) -> Any:
@@ -58,6 +63,7 @@ def make_model(family: str) -> Any:
     if "text_config" in config:
         config["text_config"] = {**common, **config["text_config"]}
     args = module.ModelArgs.from_dict({**common, **config})
+    mx.random.seed(7)
     model = module.Model(args)
     model.eval()
     randomize(model)

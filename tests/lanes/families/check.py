@@ -1,4 +1,4 @@
-"""Six rows of unlike lengths through the real engine, each against itself alone in the same caches."""
+"""Six rows of unlike lengths through the real engine, each against itself alone in caches of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, cast
 import mlx.core as mx
 
 from lanes.batch import SlotCaches
-from lanes.choice import Choice, choose_lane
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
 from lanes.forward import eager
@@ -23,7 +22,7 @@ from tests.lanes.tiny import prompt_of
 
 CHUNK_TOKENS = 12
 # (turn of arrival, tokens in the prompt, tokens to draw). The first row is there for 48 steps; the second leaves early,
-# so that others move into its slot; the last comes without any state to a lane that has had others.
+# and another moves into its slot; the last comes without any state to a lane that has had others.
 ROWS = (
     (0, 2, 48),
     (0, 3 * WINDOW + 5, 9),
@@ -35,12 +34,19 @@ ROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """difference: the largest between two logits; wrong_tokens: how many rows drew another token than alone."""
+class Difference:
+    """logits: the largest between two logits; rows: how many drew another token."""
 
-    choice: Choice
-    difference: float
-    wrong_rows: int
+    logits: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens that a row drew, and the logits [vocabulary] that each was drawn from."""
+
+    tokens: list[int]
+    logits: list[mx.array]
 
 
 class Recording:
@@ -59,50 +65,63 @@ class Recording:
         return logits
 
 
-def compare(make_row: RowMaker) -> Finding:
-    """Run the rows in the lane that is chosen for the model. Raises what choose_lane() raises."""
-    choice = choose_lane(make_row)
-    batched = choice.lane == "batch"
-    caches = SlotCaches(make_row(), len(ROWS)) if batched else SoloCaches()
-    recording = Recording(make_row.model, caches)
-    driver = Driver(MlxEngine(make_row, INFO, Decoder(caches, recording)), CHUNK_TOKENS)
-    specs = [(RowSpec(i, prompt_of(length, i), Sampling()), tokens) for i, (_, length, tokens) in enumerate(ROWS)]
-    arrivals = [arrival for arrival, _, _ in ROWS] if batched else one_by_one(specs)
-    answers = driver.run([(at, spec, tokens) for at, (spec, tokens) in zip(arrivals, specs, strict=True)])
-    assert not driver.failures, driver.failures
-    difference, wrong_rows = 0.0, 0
-    for spec, num_tokens in specs:
-        tokens, logits = alone(make_row, spec.prompt, num_tokens)
-        wrong_rows += answers[spec.row_id] != tokens
-        difference = max(difference, _difference(recording.logits[spec.row_id], logits))
-    return Finding(choice, difference, wrong_rows)
+def specs() -> list[RowSpec]:
+    return [RowSpec(i, prompt_of(length, i), Sampling()) for i, (_, length, _) in enumerate(ROWS)]
 
 
-def one_by_one(specs: Sequence[tuple[RowSpec, int]]) -> list[int]:
+def together(make_row: RowMaker, lane: str) -> list[Answer]:
+    """All rows through one engine, coming and leaving as ROWS says; in the serial lane one after another."""
+    caches = SlotCaches(make_row(), len(ROWS)) if lane == "batch" else SoloCaches()
+    arrivals = [arrival for arrival, _, _ in ROWS] if lane == "batch" else one_by_one()
+    return _run(make_row, caches, list(zip(arrivals, specs(), strict=True)))
+
+
+def each_in_its_own_lane(make_row: RowMaker) -> list[Answer]:
+    """Every row in slots, but without company: rings turn as they do in company, to the last bit."""
+    return [_run(make_row, SlotCaches(make_row(), 1), [(0, spec)])[0] for spec in specs()]
+
+
+def alone(make_row: RowMaker) -> list[Answer]:
+    """Every row by itself in caches of its own, processed in the same chunks."""
+    return [_alone(make_row, spec.prompt, num_tokens) for spec, (_, _, num_tokens) in zip(specs(), ROWS, strict=True)]
+
+
+def difference(ours: Sequence[Answer], theirs: Sequence[Answer]) -> Difference:
+    largest = 0.0
+    for our, their in zip(ours, theirs, strict=True):
+        a, b = (mx.stack(answer.logits).astype(mx.float32) for answer in (our, their))
+        # Some models switch logits off: two infinities are equal, their difference is none.
+        largest = max(largest, cast(float, mx.max(mx.where(a == b, 0.0, mx.abs(a - b))).item()))
+    return Difference(largest, sum(our.tokens != their.tokens for our, their in zip(ours, theirs, strict=True)))
+
+
+def one_by_one() -> list[int]:
     """Turns of arrival at which each row's prompt is ready as soon as the row before it leaves, and not sooner."""
     arrivals, free = [], 0
-    for spec, num_tokens in specs:
-        chunks = -(-(len(spec.prompt) - 1) // CHUNK_TOKENS)
+    for _, length, num_tokens in ROWS:
+        chunks = -(-(length - 1) // CHUNK_TOKENS)
         arrivals.append(max(0, free - chunks))
         free = arrivals[-1] + chunks + num_tokens
     return arrivals
 
 
-def alone(make_row: RowMaker, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[mx.array]]:
-    """The greedy answer of a row by itself, processed in the same chunks, and the logits of each token."""
+def _run(make_row: RowMaker, caches: SlotCaches | SoloCaches, rows: list[tuple[int, RowSpec]]) -> list[Answer]:
+    recording = Recording(make_row.model, caches)
+    driver = Driver(MlxEngine(make_row, INFO, Decoder(caches, recording)), CHUNK_TOKENS)
+    answers = driver.run([(arrival, spec, ROWS[spec.row_id][2]) for arrival, spec in rows])
+    assert not driver.failures, driver.failures
+    return [Answer(answers[spec.row_id], recording.logits[spec.row_id]) for _, spec in rows]
+
+
+def _alone(make_row: RowMaker, prompt: tuple[int, ...], num_tokens: int) -> Answer:
     model, caches = make_row.model, make_row()
     for start in range(0, len(prompt) - 1, CHUNK_TOKENS):
         model(mx.array([prompt[start : min(start + CHUNK_TOKENS, len(prompt) - 1)]]), cache=caches)
-    tokens, logits, last = [], [], prompt[-1]
+    tokens, logits, last = [], [], mx.array(prompt[-1])
     for _ in range(num_tokens):
-        own = model(mx.array([[last]]), cache=caches)[0, -1]
-        last = cast(int, mx.argmax(own).item())
+        own = model(last[None, None], cache=caches)[0, -1]
+        last = mx.argmax(own)
+        mx.async_eval(last)
         tokens.append(last)
         logits.append(own)
-    return tokens, logits
-
-
-def _difference(ours: Sequence[mx.array], theirs: Sequence[mx.array]) -> float:
-    a, b = (mx.stack(list(logits)).astype(mx.float32) for logits in (ours, theirs))
-    # Some models switch logits off: two infinities are equal, their difference is none.
-    return cast(float, mx.max(mx.where(a == b, 0.0, mx.abs(a - b))).item())
+    return Answer(cast(list[int], mx.stack(tokens).tolist()), logits)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.lanes.families.facts import DELTA, EXPERTS, HEADS, HIDDEN, INNER, KV_HEADS, LATENT, YARN
+from tests.lanes.families.facts import EXPERTS, HEADS, HIDDEN, INNER, KV_HEADS, LATENT, YARN
 from tests.lanes.families.plain import CONFIGS as PLAIN
 
 _DEEPSEEK = {**EXPERTS, **LATENT}
@@ -39,7 +39,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": _DEEPSEEK_YARN,
     "deepseek_v32": {**_DEEPSEEK, **_INDEX},
     "dots1": EXPERTS,
-    "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_layer_start_index": 1, "moe_k": 2, "moe_num_shared_experts": 1},
+    "ernie4_5_moe": {
+        **EXPERTS,
+        "moe_num_experts": 4,
+        "moe_layer_start_index": 1,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+    },
     "glm4_moe": {**EXPERTS, "rope_scaling": None, "use_qk_norm": True},
     "glm4_moe_lite": _DEEPSEEK,
     "glm_moe_dsa": {**_DEEPSEEK, **_INDEX, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},

@@ -74,7 +74,7 @@ EXPERTS: dict[str, Any] = {
 LATENT: dict[str, Any] = {
     "kv_lora_rank": 32,
     "q_lora_rank": 16,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 32,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "num_key_value_heads": HEADS,

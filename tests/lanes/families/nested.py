@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.lanes.families.experts import CONFIGS as EXPERT
-from tests.lanes.families.facts import DELTA, EXPERTS, LATENT, SLIDING_THEN_FULL, VOCABULARY
+from tests.lanes.families.facts import EXPERTS, SLIDING_THEN_FULL, VOCABULARY
 from tests.lanes.families.plain import CONFIGS as PLAIN
 from tests.lanes.families.recurrent import CONFIGS as RECURRENT
 from tests.lanes.families.recurrent import QWEN3_5

@@ -15,6 +15,7 @@ _NAS_FFN = {"ffn_mult": 0.5}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "apertus": {"post_norm": True, "qk_norm": True},
+    "bitnet": {},
     "cohere": {"use_qk_norm": True},
     "ernie4_5": {},
     "exaone": {},
@@ -46,8 +47,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "scale_emb": 12,
         "rope_scaling": {
             "type": "longrope",
-            "long_factor": [1.0 + i for i in range(8)],
-            "short_factor": [1.0] * 8,
+            "long_factor": [1.0 + i for i in range(16)],
+            "short_factor": [1.0] * 16,
             "original_max_position_embeddings": 16,
         },
     },

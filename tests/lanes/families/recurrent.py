@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.lanes.families.facts import DELTA, EXPERTS, HEADS, INNER, KV_HEADS, LATENT, WINDOW
+from tests.lanes.families.facts import DELTA, EXPERTS, HEADS, INNER, LATENT, WINDOW
 from tests.lanes.families.plain import CONFIGS as PLAIN
 
 _BAILING = {**EXPERTS, **LATENT, "layer_group_size": 2, "group_norm_size": 2}

@@ -12,7 +12,13 @@ _ROPE_BY_TYPE = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "afm7": {"hidden_dim": 128, "num_layers": 3, "num_kv_reuse_layers": 1, "num_heads": HEADS, "num_kv_heads": KV_HEADS},
+    "afm7": {
+        "hidden_dim": 128,
+        "num_layers": 3,
+        "num_kv_reuse_layers": 1,
+        "num_heads": HEADS,
+        "num_kv_heads": KV_HEADS,
+    },
     "afmoe": {**EXPERTS, **_MIXED, "num_dense_layers": 1},
     "cohere2": _EVERY_SECOND,
     "deepseek_v41": {

@@ -16,7 +16,8 @@ from lanes.gguf.vocabulary import PIPELINES, end_ids, read_tokenizer
 from tests.lanes.demo_model import demo_backend, demo_header
 from tests.lanes.gguf import models, sentences
 
-texts = st.text(st.characters(codec="utf-8"), max_size=60)
+# Without "<", with which special tokens begin: those are found in a text, which SentencePiece itself does not do.
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=60)
 # Texts in which merges overlap and compete.
 dense_texts = st.text(alphabet="ab -=.0\nThe rowÜé", max_size=40)
 
@@ -74,9 +75,10 @@ def test_sentencepiece_is_followed_exactly(text: str) -> None:
 
 @given(st.lists(st.integers(3, 519), max_size=30))
 def test_sentencepiece_decodes_alike(tokens: list[int]) -> None:
-    """Where the bytes are a text; of a run that is none SentencePiece replaces single bytes, tokenizers all of them."""
+    """Where the bytes are a text; of a run that is none SentencePiece replaces single bytes, tokenizers all of them. A
+    space at the start is left out by both, by tokenizers also if it is spelled as a byte."""
     expected = sentences.processor().decode(tokens)
-    assume("\ufffd" not in expected)
+    assume("\ufffd" not in expected and tokens[:1] != [sentences.processor().piece_to_id("<0x20>")])
     assert SENTENCES.decode(tokens, skip_special_tokens=True) == expected
 
 

@@ -107,7 +107,7 @@ def test_a_row_that_leaves_or_comes_does_not_touch_the_others(lengths: list[int]
 def test_steps_append_to_each_row_at_its_own_end(lengths: list[int]) -> None:
     """With every slot in use, and with free slots behind: the two forms of the write."""
     rows = filled(lengths)
-    written = {slot: [] for slot in range(len(lengths))}
+    written: dict[int, list[tuple[mx.array, mx.array]]] = {slot: [] for slot in range(len(lengths))}
     for step in range(3):
         rows.positions = Positions.of([length + step for length in lengths])
         news = [arrays(100 * step + slot, 1) for slot in range(len(lengths))]
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_kinds_are_told_by_exact_class() -> None:
-    class Derived(KVCache):
+    class Derived(KVCache):  # type: ignore[misc]
         pass
 
     assert kind_of(KVCache()) == "kv"

@@ -1,15 +1,12 @@
 """Where a step writes and looks: a column for each token, in a line or in a ring."""
 
 import mlx.core as mx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanes.rows.positions import BUCKET_TOKENS, Positions, capacity_for
+from lanes.rows.positions import BUCKET_TOKENS, READ_TOKENS, Positions, capacity_for
 
-LENGTHS = st.lists(
-    st.one_of(st.integers(0, 1000), st.sampled_from([255, 256, 257, 511, 512])), min_size=1, max_size=6
-)
+LENGTHS = st.lists(st.one_of(st.integers(0, 1000), st.sampled_from([255, 256, 257, 511, 512])), min_size=1, max_size=6)
 
 
 @given(tokens=st.integers(0, 2**40))
@@ -29,8 +26,8 @@ def test_in_a_line_a_row_looks_at_its_own_tokens(lengths: list[int], window: int
     columns = positions.linear(window)
     assert columns is positions.linear(window), "all layers share it"
     assert columns.rows == len(lengths)
-    assert columns.width % BUCKET_TOKENS == 0
-    assert max(lengths) < columns.width <= max(lengths) + BUCKET_TOKENS
+    assert columns.width % READ_TOKENS == 0
+    assert max(lengths) < columns.width <= max(lengths) + READ_TOKENS
     assert columns.array.tolist() == columns.write_index.flatten().tolist() == lengths
     assert columns.write_index.shape == (len(lengths), 1, 1, 1)
     assert columns.row_index.tolist() == list(range(len(lengths)))
@@ -59,6 +56,7 @@ def test_a_ring_holds_the_first_tokens_and_the_last(
         held: dict[int, int] = {}
         for token in range(now + 1):
             own = Positions.of([token]).ring(size, keep).array.item()
+            assert isinstance(own, int)
             assert 0 <= own < size
             held[own] = token
         assert columns.array[row].item() == next(column for column, token in held.items() if token == now)

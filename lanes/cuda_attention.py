@@ -1,0 +1,241 @@
+"""Attention of a decode step on an NVIDIA GPU: one pass over each row's own columns.
+
+By hand, the step is six kernels, writes its scores to memory, and reads the longest row's columns for every row. Here a
+block takes a chunk of the columns of one row and key head, for all query heads of that group, with a running softmax;
+a second kernel joins the chunks (flash decoding, Dao et al. 2023). A row costs its own length, whatever the others'.
+
+On an H200, 36 layers of 8 key heads, dim 128, bfloat16: see docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+THREADS = 128
+CHUNK_SIZES = (512, 256, 128, 64)
+# Eight for each of an H200's 132 processors, some of which find that their row is shorter and have nothing to do.
+ENOUGH_BLOCKS = 1056
+# Columns that a thread has under way: what hides the memory's latency.
+UNROLL = 4
+
+# One thread group of LANES threads works on one column at a time, each thread on E of its elements. The names in
+# capitals are template arguments; T is the type of keys and values.
+CHUNK_SOURCE = """
+    constexpr int E = DIM / LANES;
+    constexpr int LOAD = 16 / sizeof(T);
+    constexpr int GROUPS = THREADS / LANES;
+    constexpr int WARPS = THREADS / 32;
+    const int lane = threadIdx.x % LANES;
+    const int group = threadIdx.x / LANES;
+    const int row = blockIdx.x / KV_HEADS;
+    const int num_splits = gridDim.y;
+    const int capacity = keys_shape[2];
+    const int count = min(positions[row] + 1, capacity);
+    const int first = blockIdx.y * CHUNK;
+    const int last = min(count, first + CHUNK);
+    if (first >= last) return;
+
+    float q[SHARED_BY][E], sum[SHARED_BY][E], top[SHARED_BY], total[SHARED_BY];
+    const T* my_queries = queries + (size_t)blockIdx.x * SHARED_BY * DIM + lane * E;
+    for (int g = 0; g < SHARED_BY; ++g) {
+        top[g] = -1e30f;
+        total[g] = 0.0f;
+        for (int e = 0; e < E; ++e) {
+            q[g][e] = float(my_queries[g * DIM + e]) * __int_as_float(SCALE_BITS);
+            sum[g][e] = 0.0f;
+        }
+    }
+    const size_t base = (size_t)blockIdx.x * capacity * DIM + lane * E;
+    for (int at = first; at < last; at += UNROLL * GROUPS) {
+        T k[UNROLL][E], v[UNROLL][E];
+        bool valid[UNROLL];
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int column = at + u * GROUPS + group;
+            valid[u] = column < last;
+            const size_t from = base + (size_t)(valid[u] ? column : first) * DIM;
+            #pragma unroll
+            for (int e = 0; e < E; e += LOAD) {
+                *reinterpret_cast<uint4*>(&k[u][e]) = *reinterpret_cast<const uint4*>(&keys[from + e]);
+                *reinterpret_cast<uint4*>(&v[u][e]) = *reinterpret_cast<const uint4*>(&values[from + e]);
+            }
+        }
+        #pragma unroll
+        for (int g = 0; g < SHARED_BY; ++g) {
+            float score[UNROLL], higher = top[g];
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                float dot = 0.0f;
+                #pragma unroll
+                for (int e = 0; e < E; ++e) dot += q[g][e] * float(k[u][e]);
+                #pragma unroll
+                for (int o = LANES / 2; o > 0; o /= 2) dot += __shfl_xor_sync(0xffffffff, dot, o);
+                score[u] = valid[u] ? dot : -INFINITY;
+                higher = fmaxf(higher, score[u]);
+            }
+            const float keep = exp2f(top[g] - higher);
+            top[g] = higher;
+            total[g] *= keep;
+            #pragma unroll
+            for (int e = 0; e < E; ++e) sum[g][e] *= keep;
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const float weight = exp2f(score[u] - higher);
+                total[g] += weight;
+                #pragma unroll
+                for (int e = 0; e < E; ++e) sum[g][e] += weight * float(v[u][e]);
+            }
+        }
+    }
+
+    // Join the groups of a warp through its registers, then the warps through shared memory.
+    __shared__ float warp_sum[WARPS][SHARED_BY][DIM];
+    __shared__ float warp_top[WARPS][SHARED_BY], warp_total[WARPS][SHARED_BY];
+    const int warp = threadIdx.x / 32;
+    for (int g = 0; g < SHARED_BY; ++g) {
+        for (int o = LANES; o < 32; o *= 2) {
+            const float other_top = __shfl_xor_sync(0xffffffff, top[g], o);
+            const float other_total = __shfl_xor_sync(0xffffffff, total[g], o);
+            const float higher = fmaxf(top[g], other_top);
+            const float mine = exp2f(top[g] - higher), others = exp2f(other_top - higher);
+            for (int e = 0; e < E; ++e)
+                sum[g][e] = sum[g][e] * mine + __shfl_xor_sync(0xffffffff, sum[g][e], o) * others;
+            total[g] = total[g] * mine + other_total * others;
+            top[g] = higher;
+        }
+        if (threadIdx.x % 32 < LANES) {
+            for (int e = 0; e < E; ++e) warp_sum[warp][g][lane * E + e] = sum[g][e];
+            warp_top[warp][g] = top[g];
+            warp_total[warp][g] = total[g];
+        }
+    }
+    __syncthreads();
+    const size_t chunk = (size_t)blockIdx.x * num_splits + blockIdx.y;
+    for (int i = threadIdx.x; i < SHARED_BY * DIM; i += THREADS) {
+        const int g = i / DIM, d = i % DIM;
+        float higher = warp_top[0][g];
+        for (int w = 1; w < WARPS; ++w) higher = fmaxf(higher, warp_top[w][g]);
+        float joined = 0.0f, weight = 0.0f;
+        for (int w = 0; w < WARPS; ++w) {
+            const float factor = exp2f(warp_top[w][g] - higher);
+            joined += warp_sum[w][g][d] * factor;
+            weight += warp_total[w][g] * factor;
+        }
+        chunk_sum[chunk * SHARED_BY * DIM + i] = joined;
+        if (d == 0) {
+            chunk_stats[(chunk * SHARED_BY + g) * 2] = higher;
+            chunk_stats[(chunk * SHARED_BY + g) * 2 + 1] = weight;
+        }
+    }
+"""
+
+# A block joins the chunks of one row and query head, a thread for each element.
+JOIN_SOURCE = """
+    const int head = blockIdx.x % SHARED_BY;
+    const int row_and_key_head = blockIdx.x / SHARED_BY;
+    const int splits = chunk_stats_shape[1];
+    const int count = positions[row_and_key_head / KV_HEADS] + 1;
+    const int chunks = min((count + CHUNK - 1) / CHUNK, splits);
+    const int d = threadIdx.x;
+    float top = -1e30f, sum = 0.0f, total = 0.0f;
+    for (int c = 0; c < chunks; ++c) {
+        const size_t at = ((size_t)row_and_key_head * splits + c) * SHARED_BY + head;
+        const float other_top = chunk_stats[at * 2];
+        const float higher = fmaxf(top, other_top);
+        const float mine = exp2f(top - higher), others = exp2f(other_top - higher);
+        sum = sum * mine + chunk_sum[at * DIM + d] * others;
+        total = total * mine + chunk_stats[at * 2 + 1] * others;
+        top = higher;
+    }
+    attended[(size_t)blockIdx.x * DIM + d] = T(sum / total);
+"""
+
+
+def lanes_per_column(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> int | None:
+    """Threads that share a column, each loading 16 bytes of it at a time; None if the kernel is not for such heads.
+
+    A thread holds dim / lanes elements of each query of the group, and of their sums.
+    """
+    load = 16 // dtype.size
+    lanes = min(32, dim // load)
+    fits = lanes in (4, 8, 16, 32) and dim % (lanes * load) == 0 and dim // lanes * (heads // kv_heads) <= 64
+    return lanes if fits else None
+
+
+@cache
+def _kernels() -> tuple[Any, Any]:
+    chunk = mx.fast.cuda_kernel(
+        name="laned_attend_chunk",
+        input_names=["queries", "keys", "values", "positions"],
+        output_names=["chunk_sum", "chunk_stats"],
+        source=CHUNK_SOURCE,
+    )
+    join = mx.fast.cuda_kernel(
+        name="laned_attend_join",
+        input_names=["chunk_sum", "chunk_stats", "positions"],
+        output_names=["attended"],
+        source=JOIN_SOURCE,
+    )
+    return chunk, join
+
+
+def attend_own_columns(
+    queries: mx.array, keys: mx.array, values: mx.array, positions: mx.array, scale: float, read_width: int
+) -> mx.array:
+    """queries [rows, heads, 1, dim] over the first positions[row] + 1 columns of keys and values [slots, kv_heads,
+    capacity, dim].
+
+    positions: int32 [rows], the column that each row has just written; a ring that has wrapped may name any beyond its
+    capacity. read_width: at least as many columns as the longest row has.
+    """
+    rows, heads, _, dim = queries.shape
+    kv_heads, capacity = keys.shape[1:3]
+    lanes = lanes_per_column(heads, kv_heads, dim, keys.dtype)
+    assert lanes is not None, f"{heads} heads over {kv_heads} of {dim} {keys.dtype}: not for this kernel"
+    chunk_columns = columns_of_chunk(rows * kv_heads, min(read_width, capacity))
+    splits = -(-min(read_width, capacity) // chunk_columns)
+    shared_by = heads // kv_heads
+    constants: list[tuple[str, Any]] = [
+        ("T", keys.dtype),
+        ("DIM", dim),
+        ("KV_HEADS", kv_heads),
+        ("SHARED_BY", shared_by),
+        ("CHUNK", chunk_columns),
+    ]
+    scale_bits = struct.unpack("i", struct.pack("f", scale * math.log2(math.e)))[0]
+    chunk, join = _kernels()
+    sums, stats = chunk(
+        inputs=[queries, keys, values, positions],
+        template=[
+            *constants,
+            ("LANES", lanes),
+            ("THREADS", THREADS),
+            ("UNROLL", UNROLL),
+            ("SCALE_BITS", scale_bits),
+        ],
+        grid=(rows * kv_heads * THREADS, splits, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[(rows * kv_heads, splits, shared_by, dim), (rows * kv_heads, splits, shared_by, 2)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    (attended,) = join(
+        inputs=[sums, stats, positions],
+        template=constants,
+        grid=(rows * heads * dim, 1, 1),
+        threadgroup=(dim, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )
+    result: mx.array = attended
+    return result
+
+
+def columns_of_chunk(rows_and_key_heads: int, columns: int) -> int:
+    """As many as leave the device enough blocks to do: of four sizes, since each is a kernel to be compiled."""
+    fitting = (size for size in CHUNK_SIZES if rows_and_key_heads * -(-columns // size) >= ENOUGH_BLOCKS)
+    return next(fitting, CHUNK_SIZES[-1])

@@ -1,0 +1,66 @@
+"""Which forms of a decode step a model takes on this device: attention, joined projections, compiled or eager.
+
+Attention is measured at load. The other two follow what was measured once and written down in docs/performance.md: on
+CUDA both pay (fewer and larger launches), on the CPU neither does; a compiled step there was no faster, and BLAS does
+not mind seven products. On Metal both are off until somebody has measured them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from lanes.attention import Form, fastest_form, install
+from lanes.joined import join_projections
+
+CompileOption = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """attention: None where the model's heads are not known. joined: groups of projections made one."""
+
+    attention: Form | None
+    joined: int
+    compiled: bool
+
+    def __str__(self) -> str:
+        forms = [
+            f"attention {self.attention or 'as the model has it'}",
+            f"{self.joined} groups of projections joined",
+            "compiled" if self.compiled else "eager",
+        ]
+        return ", ".join(forms)
+
+
+def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
+    """Choose, and change the model accordingly."""
+    form = None
+    if (shape := head_shape(model)) is not None:
+        form = fastest_form(*shape)
+        install(model, form)
+    on_cuda = backend() == "cuda"
+    joined = join_projections(model) if on_cuda else 0
+    return Tuning(form, joined, on_cuda if compile_option == "auto" else compile_option == "on")
+
+
+def head_shape(model: Any) -> tuple[int, int, int, mx.Dtype] | None:
+    """Query heads, key heads, their dim and the type of the keys, of the first cache that has keys."""
+    heads = getattr(model.args, "num_attention_heads", None)
+    row = make_prompt_cache(model)
+    model(mx.zeros((1, 2), dtype=mx.int32), cache=row)
+    for cache in row:
+        keys = getattr(cache, "keys", None)
+        if isinstance(keys, mx.array) and isinstance(heads, int) and heads % keys.shape[1] == 0:
+            return heads, keys.shape[1], keys.shape[3], keys.dtype
+    return None
+
+
+def backend() -> str:
+    """metal, cuda or cpu: what MLX computes on."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"

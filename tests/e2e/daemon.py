@@ -1,0 +1,123 @@
+"""`laned serve` as a process of its own, and its commands: nothing here reaches into the daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from scheduler.client import Client
+
+LANED = Path(sys.executable).with_name("laned")
+SOCKET_NAME = "laned.sock"
+# Not expectations: what hangs should fail, on a machine however busy.
+START_S = 120.0
+STOP_S = 60.0
+COMMAND_S = 120.0
+# What the allocator and Python may keep of a storm that filled all slots.
+MARGIN_BYTES = 100 << 20
+
+NOTHING_RUNS = {"running": 0, "prefilling": 0, "waiting": 0}
+
+
+class Daemon:
+    """The process, its socket and its log; `folder` is as an XDG_RUNTIME_DIR with the socket in it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.socket = folder / SOCKET_NAME
+        self._log = folder / f"laned-{time.monotonic_ns()}.log"
+        command = [LANED, "serve", "--model", "demo", "--socket", self.socket, *flags]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Poll for something that a living daemon brings about."""
+        deadline_s = time.monotonic() + START_S
+        while not condition():
+            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() < deadline_s, f"the daemon hangs:\n{self.log}"
+            time.sleep(0.05)
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end of it."""
+        self.process.kill()
+        self.process.wait(STOP_S)
+
+    def run(self, *arguments: str, text_in: str = "") -> subprocess.CompletedProcess[str]:
+        """A command of laned's that finds this daemon at its default socket."""
+        return run(LANED, *arguments, text_in=text_in, runtime=self.folder)
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Daemon]:
+    """A daemon that answers; killed when the block is left, if it still runs."""
+    daemon = Daemon(folder, *flags)
+    try:
+        daemon.wait_for(daemon.answers)
+        yield daemon
+    finally:
+        daemon.kill()
+
+
+def run(*command: str | Path, text_in: str = "", runtime: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "COLUMNS": "200"}
+    return subprocess.run(command, input=text_in, capture_output=True, text=True, env=environment, timeout=COMMAND_S)
+
+
+async def reports(client: Client, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask for the daemon's status until the condition holds; returns that report."""
+    while not condition(report := await client.status()):
+        await trio.sleep(0.02)
+    return report
+
+
+async def idle(client: Client) -> dict[str, Any]:
+    """Wait until nothing runs and no slot is in use; returns the report."""
+    return await reports(client, lambda report: rows(report) == NOTHING_RUNS and report["slots"]["used"] == 0)
+
+
+def rows(report: dict[str, Any]) -> dict[str, int]:
+    return {name: report["rows"][name] for name in NOTHING_RUNS}
+
+
+def assert_memory_is_back(before: dict[str, int], after: dict[str, int]) -> None:
+    """Both as in a report, of times when nothing ran. What MLX keeps for reuse has a limit of its own."""
+    assert after["mlx_active_bytes"] <= before["mlx_active_bytes"] + (1 << 20)
+    kept_before, kept_after = (memory["rss_bytes"] - memory["mlx_cache_bytes"] for memory in (before, after))
+    assert kept_after <= kept_before + MARGIN_BYTES
+
+
+async def at_once(*tasks: Callable[[], Awaitable[Any]]) -> list[Any]:
+    """Run all tasks side by side; their results in order."""
+    results: list[Any] = [None] * len(tasks)
+
+    async def run_one(index: int, task: Callable[[], Awaitable[Any]]) -> None:
+        results[index] = await task()
+
+    async with trio.open_nursery() as nursery:
+        for index, task in enumerate(tasks):
+            nursery.start_soon(run_one, index, task)
+    return results
