@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -52,17 +52,44 @@ class LaneAttention:
         sinks: mx.array | None = None,
     ) -> mx.array:
         """As mlx_lm.models.base.scaled_dot_product_attention; queries [rows, heads, tokens, dim]."""
-        ours = isinstance(cache, ColumnRows) and not hasattr(cache, "bits") and sinks is None and queries.shape[2] == 1
-        if ours and self.form == "own" and mask is cache.columns().mask and _fits_kernel(queries, keys, values):
+        attended: mx.array
+        plain = isinstance(cache, ColumnRows) and not hasattr(cache, "bits") and sinks is None and queries.shape[2] == 1
+        if not plain or not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
+            attended = base.scaled_dot_product_attention(
+                queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+            )
+            return attended
+        if self.form == "own" and mask is cache.columns().mask and _fits_kernel(queries, keys, values):
             all_keys, all_values = cache.parts
             positions, width = cache.positions.array, cache.columns().width
             return attend_own_columns(queries, all_keys, all_values, positions, scale, width)
-        if ours and self.form != "fused" and isinstance(mask, mx.array) and mask.dtype == mx.bool_:
-            return one_query(queries, keys, values, scale, mask)
-        attended: mx.array = base.scaled_dot_product_attention(
-            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
-        )
-        return attended
+        one_call = fused if self.form == "fused" else by_hand
+        if len(cache.positions.segments) < 2:
+            return one_call(queries, keys, values, scale, mask)
+        parts = []
+        for segment in cache.positions.segments:
+            rows, width = slice(segment.first, segment.last), min(segment.width, keys.shape[2])
+            parts.append(
+                one_call(queries[rows], keys[rows, :, :width], values[rows, :, :width], scale, mask[rows, ..., :width])
+            )
+        return mx.concatenate(parts)
+
+
+def fused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array) -> mx.array:
+    """MLX's kernel; arguments as by_hand()."""
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+def by_hand(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array) -> mx.array:
+    """softmax(q k^T scale + mask) v for queries [rows, heads, 1, dim], keys and values [rows, kv_heads, columns, dim],
+    bool mask [rows, 1, 1, columns]."""
+    rows, heads, _, dim = queries.shape
+    kv_heads = keys.shape[1]
+    grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, dim)
+    scores = grouped @ keys.swapaxes(-1, -2)
+    scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights @ values).reshape(rows, heads, 1, values.shape[-1])
 
 
 def _fits_kernel(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
@@ -82,33 +109,59 @@ def one_query(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
     return (weights @ values).reshape(rows, heads, 1, values.shape[-1])
 
 
-def fastest_form(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> Form:
-    """Measure the forms that this device has, some milliseconds each."""
-    rows, columns = MEASURED_ROWS, MEASURED_COLUMNS
-    queries = mx.ones((rows, heads, 1, dim), dtype)
-    array = mx.ones((rows, kv_heads, 2 * columns, dim), dtype)
-    keys = array[:, :, :columns]
-    positions = Positions.of([columns - 1] * rows)
-    mask = positions.linear().mask
-    mx.eval(queries, array, mask)
-    forms: dict[Form, Callable[[], mx.array]] = {
-        "fused": lambda: mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=1.0, mask=mask),
-        "by hand": lambda: one_query(queries, keys, keys, 1.0, mask),
-    }
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The fastest form, and what one more call of it costs, in columns of a row that could be read in its time.
+
+    columns_per_call is None for a form that has no use for more calls.
+    """
+
+    form: Form
+    columns_per_call: float | None
+
+
+def measure(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> Measured:
+    """Time the forms that this device has, some milliseconds each."""
+    calls = _Calls(heads, kv_heads, dim, dtype)
+    forms: list[Form] = ["fused", "by hand"]
     if mx.cuda.is_available() and lanes_per_column(heads, kv_heads, dim, dtype) is not None:
-        forms["own"] = lambda: attend_own_columns(queries, array, array, positions.array, 1.0, columns)
-    return min(forms, key=lambda form: _best_s(forms[form]))
+        forms.append("own")
+    seconds = {form: calls.best_s(form, MEASURED_COLUMNS) for form in forms}
+    form = min(forms, key=lambda form: seconds[form])
+    if form == "own":
+        return Measured(form, None)
+    few = MEASURED_COLUMNS // 8
+    few_s = calls.best_s(form, few)
+    column_s = max(seconds[form] - few_s, 1e-9) / (MEASURED_ROWS * (MEASURED_COLUMNS - few))
+    return Measured(form, max(few_s - MEASURED_ROWS * few * column_s, 0.0) / column_s)
 
 
-def _best_s(form: Callable[[], mx.array]) -> float:
-    """Seconds for several calls that the device may overlap as it does in a model; the best of the repetitions."""
-    mx.eval(form())
-    best = float("inf")
-    for _ in range(REPETITIONS):
-        began = time.perf_counter()
-        mx.eval([form() for _ in range(4)])
-        best = min(best, time.perf_counter() - began)
-    return best
+class _Calls:
+    """One call of each form on arrays of a model's shape."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> None:
+        self.queries = mx.ones((MEASURED_ROWS, heads, 1, dim), dtype)
+        self.array = mx.ones((MEASURED_ROWS, kv_heads, 2 * MEASURED_COLUMNS, dim), dtype)
+        mx.eval(self.queries, self.array)
+
+    def best_s(self, form: Form, columns: int) -> float:
+        """Seconds for a call, of several that the device may overlap as it does in a model; the best of the trials."""
+        positions = Positions.of([columns - 1] * MEASURED_ROWS)
+        keys, mask = self.array[:, :, :columns], positions.linear().mask
+        mx.eval(mask)
+
+        def call() -> mx.array:
+            if form == "own":
+                return attend_own_columns(self.queries, self.array, self.array, positions.array, 1.0, columns)
+            return (fused if form == "fused" else by_hand)(self.queries, keys, keys, 1.0, mask)
+
+        mx.eval(call())
+        best = float("inf")
+        for _ in range(REPETITIONS):
+            began = time.perf_counter()
+            mx.eval([call() for _ in range(4)])
+            best = min(best, time.perf_counter() - began)
+        return best / 4
 
 
 def install(model: Any, form: Form) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from lanes.rows import Rows, rows_for
-from lanes.rows.positions import Positions, capacity_for
+from lanes.rows.positions import Positions, capacity_for, read_width
+from lanes.rows.segments import Cutter
 from lanes.rows.slots import Slots
 
 
@@ -20,11 +21,13 @@ class SlotCaches:
 
     lane = "batch"
 
-    def __init__(self, solo: Sequence[object], max_rows: int) -> None:
-        """solo: the caches that the model makes for one row, of kinds that have rows in slots."""
+    def __init__(self, solo: Sequence[object], max_rows: int, columns_per_call: float | None = None) -> None:
+        """solo: the caches that the model makes for one row, of kinds that have rows in slots. columns_per_call: see
+        lanes.rows.segments; None reads all rows together."""
         self.table = Slots(max_rows)
         self.layers: list[Rows] = rows_for(solo)
         self.slots = self.capacity_tokens = 0
+        self._cutter = Cutter(columns_per_call)
 
     @property
     def nbytes(self) -> int:
@@ -62,18 +65,21 @@ class SlotCaches:
             self.table.move(source, target)
         return hole
 
-    def begin_step(self, rows: int | None = None, read_width: int | None = None) -> list[Rows]:
-        """Make room for a token more in each row; returns the caches to call the model with.
+    def begin_step(self) -> list[Rows]:
+        """Make room for a token more in each row; returns the caches to call the model with."""
+        lengths = self.table.lengths
+        self._reserve(len(lengths), max(lengths) + 1)
+        widths = [read_width(length + 1) for length in lengths]
+        return self._at(Positions.of(lengths, self._cutter.segments(self.table.rows, widths)))
 
-        rows: how many slots the step computes, those in use or more. read_width: how many columns it reads at least.
-        """
-        rows = rows or len(self.table.rows)
-        longest = max(self.table.lengths) + 1
-        self._reserve(rows, max(longest, read_width or 0))
-        lengths = self.table.lengths + [0] * (rows - len(self.table.lengths))
-        positions = Positions.of(lengths)
-        if read_width is not None:
-            positions = Positions(positions.array, read_width)
+    def begin_padded_step(self, rows: int, width: int) -> list[Rows]:
+        """As begin_step(), for so many slots, those in use or more, that are all read to one width."""
+        lengths = self.table.lengths
+        self._reserve(rows, width)
+        padded = mx.array(lengths + [0] * (rows - len(lengths)), dtype=mx.int32)
+        return self._at(Positions(padded, width))
+
+    def _at(self, positions: Positions) -> list[Rows]:
         for layer in self.layers:
             layer.positions = positions
         return self.layers
@@ -85,8 +91,8 @@ class SlotCaches:
         """Forget all rows and free the arrays."""
         self.table = Slots(self.table.limit)
         self.slots = self.capacity_tokens = 0
+        self._at(Positions.of([]))
         for layer in self.layers:
-            layer.positions = Positions.of([])
             layer.clear()
 
     def _reserve(self, slots: int, tokens: int) -> None:

@@ -37,7 +37,7 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
     choice = choose_lane(make_row)
     logger.info("%s runs in the %s lane: %s; %s", loaded.name, choice.lane, choice.reason, tuning)
     if choice.lane == "batch":
-        batch = SlotCaches(make_row(), settings.max_rows)
+        batch = SlotCaches(make_row(), settings.max_rows, tuning.columns_per_call)
         forward: Forward = CompiledForward(model, batch) if tuning.compiled else partial(eager, model, batch)
         decoder = Decoder(batch, forward)
     else:

@@ -48,7 +48,7 @@ class CompiledForward:
         caches = self.caches
         rows = len(caches.table.rows)
         shape = (round_rows(rows), round_columns(max(caches.table.lengths) + 1))
-        layers = caches.begin_step(*shape)
+        layers = caches.begin_padded_step(*shape)
         self._seen[shape] += 1
         state = [list(layer.state) for layer in layers]
         if self._seen[shape] <= COMPILE_AFTER or not all(state):

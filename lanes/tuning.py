@@ -13,7 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from lanes.attention import Form, fastest_form, install
+from lanes.attention import Form, install, measure
 from lanes.joined import join_projections
 
 CompileOption = Literal["auto", "on", "off"]
@@ -21,9 +21,13 @@ CompileOption = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """attention: None where the model's heads are not known. joined: groups of projections made one."""
+    """attention: None where the model's heads are not known. joined: groups of projections made one.
+
+    columns_per_call: what cutting a lane's rows into segments goes by (lanes.rows.segments); None: they are not cut.
+    """
 
     attention: Form | None
+    columns_per_call: float | None
     joined: int
     compiled: bool
 
@@ -38,13 +42,16 @@ class Tuning:
 
 def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
     """Choose, and change the model accordingly."""
-    form = None
+    measured = None
     if (shape := head_shape(model)) is not None:
-        form = fastest_form(*shape)
-        install(model, form)
+        measured = measure(*shape)
+        install(model, measured.form)
     on_cuda = backend() == "cuda"
     joined = join_projections(model) if on_cuda else 0
-    return Tuning(form, joined, on_cuda if compile_option == "auto" else compile_option == "on")
+    compiled = on_cuda if compile_option == "auto" else compile_option == "on"
+    # A trace is for one width: a compiled step reads all rows alike.
+    columns_per_call = None if measured is None or compiled else measured.columns_per_call
+    return Tuning(measured.form if measured else None, columns_per_call, joined, compiled)
 
 
 def head_shape(model: Any) -> tuple[int, int, int, mx.Dtype] | None:

@@ -5,9 +5,12 @@ Both are made anew for each step and never changed: models keep what they read o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import mlx.core as mx
+
+from lanes.rows.segments import Segment
 
 BUCKET_TOKENS = 256
 # How finely the columns that are read follow the longest row. Coarser would save nothing: shapes are not compiled.
@@ -17,9 +20,14 @@ READ_TOKENS = 16
 def capacity_for(tokens: int) -> int:
     """Tokens to make room for: a power of two up to 4,096, beyond that a multiple of a quarter of one, so that long
     rows waste a fifth at most while growing still copies each token a bounded number of times."""
-    power = max(BUCKET_TOKENS, 1 << (tokens - 1).bit_length())
+    power = max(BUCKET_TOKENS, 1 << max(tokens - 1, 0).bit_length())
     grain = power if power <= 4096 else power // 8
-    return -(-tokens // grain) * grain
+    return max(grain, -(-tokens // grain) * grain)
+
+
+def read_width(tokens: int) -> int:
+    """Columns to read for so many tokens."""
+    return -(-tokens // READ_TOKENS) * READ_TOKENS
 
 
 class Columns:
@@ -49,19 +57,20 @@ class Positions:
     """The lengths of the rows in slots [0, rows) before a step, int32 [rows]: the position of each row's new token.
 
     read_width: columns that hold the longest row with its new token, or more; the host's number, not the device's.
+    segments: which slots are read together, and how far.
     """
 
-    def __init__(self, array: mx.array, read_width: int) -> None:
+    def __init__(self, array: mx.array, read_width: int, segments: Sequence[Segment] = ()) -> None:
         self.rows: int = array.shape[0]
         self.read_width = read_width
+        self.segments = segments
         self.array = array
         self._layouts: dict[tuple[int | None, int, int | None], Columns] = {}
 
     @classmethod
-    def of(cls, lengths: list[int], grain: int = READ_TOKENS) -> Positions:
-        """For rows so long, reading columns in multiples of the grain."""
-        longest = max(lengths, default=0) + 1
-        return cls(mx.array(lengths, dtype=mx.int32), -(-longest // grain) * grain)
+    def of(cls, lengths: list[int], segments: Sequence[Segment] = ()) -> Positions:
+        """For rows so long."""
+        return cls(mx.array(lengths, dtype=mx.int32), read_width(max(lengths, default=0) + 1), segments)
 
     def linear(self, window: int | None = None) -> Columns:
         """Token p of a row is in column p. A window restricts what is looked at, not what is kept."""

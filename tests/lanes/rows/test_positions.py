@@ -10,11 +10,17 @@ LENGTHS = st.lists(st.one_of(st.integers(0, 1000), st.sampled_from([255, 256, 25
 
 
 @given(tokens=st.integers(0, 2**40))
-def test_capacity_is_the_smallest_power_of_two_that_holds_the_tokens(tokens: int) -> None:
+def test_capacity_holds_the_tokens_and_grows_by_steps_that_grow(tokens: int) -> None:
     capacity = capacity_for(tokens)
     assert capacity >= max(tokens, BUCKET_TOKENS)
-    assert capacity & (capacity - 1) == 0
+    assert capacity_for(capacity) == capacity
     assert capacity == BUCKET_TOKENS or capacity // 2 < tokens
+    if tokens <= 4096:
+        assert capacity & (capacity - 1) == 0
+    else:
+        assert capacity < tokens * 1.25
+        # Each step copies all tokens held, so steps of an eighth or more bound the copies of a token.
+        assert capacity_for(capacity + 1) >= capacity * 1.125
 
 
 @settings(deadline=None)

@@ -1,0 +1,125 @@
+"""Every form of attention gives what MLX's own gives, and a model that takes one batches as exactly as before."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import base, llama
+
+from lanes.attention import Form, LaneAttention, by_hand, fused, install, measure
+from lanes.batch import SlotCaches
+from lanes.cuda_attention import attend_own_columns, columns_of_chunk, lanes_per_column
+from lanes.decoder import Decoder
+from lanes.engine import MlxEngine
+from lanes.forward import eager
+from lanes.lane import RowSpec, Sampling
+from lanes.rows.positions import Positions
+from lanes.solo import RowMaker
+from tests.lanes.driver import INFO, Driver
+from tests.lanes.tiny import alone, prompt_of, tiny_llama
+
+FORMS: list[Form] = ["fused", "by hand"]
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """Whatever a test installs is gone after it."""
+    yield
+    llama.scaled_dot_product_attention = base.scaled_dot_product_attention
+
+
+def random(shape: tuple[int, ...], seed: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def test_by_hand_is_what_the_fused_kernel_computes() -> None:
+    queries, keys, values = random((3, 8, 1, 16), 1), random((3, 2, 300, 16), 2), random((3, 2, 300, 16), 3)
+    mask = Positions.of([0, 37, 299]).linear().mask[..., :300]
+    assert mx.allclose(by_hand(queries, keys, values, 0.25, mask), fused(queries, keys, values, 0.25, mask), atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("columns_per_call", [None, 1.0])
+@pytest.mark.usefixtures("restored")
+def test_rows_beside_each_other_answer_as_alone(form: Form, columns_per_call: float | None) -> None:
+    """Also where a long row among short ones is read in a segment of its own."""
+    model = tiny_llama()
+    install(model, form)
+    make_row = RowMaker(model)
+    lengths = [3, 700, 9, 260, 1]
+    specs = [(i, RowSpec(i, prompt_of(n, i), Sampling()), 12) for i, n in enumerate(lengths)]
+
+    def answers(rows: list[tuple[int, RowSpec, int]]) -> dict[int, list[int]]:
+        caches = SlotCaches(make_row(), 8, columns_per_call)
+        return Driver(MlxEngine(make_row, INFO, Decoder(caches, partial(eager, model, caches)))).run(rows)
+
+    together = answers(specs)
+    for _, spec, tokens in specs:
+        assert together[spec.row_id] == answers([(0, spec, tokens)])[spec.row_id]
+        assert together[spec.row_id] == alone(model, spec.prompt, tokens)[0]
+
+
+@pytest.mark.usefixtures("restored")
+def test_only_the_steps_of_a_lane_take_the_form() -> None:
+    """A prompt in mlx-lm's own caches runs as if nothing had been installed."""
+    model = tiny_llama()
+    prompt = mx.array([prompt_of(40)])
+    before = model(prompt)
+    install(model, "by hand")
+    assert isinstance(llama.scaled_dot_product_attention, LaneAttention)
+    assert mx.array_equal(model(prompt), before)
+
+
+def test_the_measured_form_is_one_that_this_device_has() -> None:
+    measured = measure(4, 2, 8, mx.float32)
+    if measured.form == "own":
+        assert mx.cuda.is_available()
+        assert measured.columns_per_call is None
+    else:
+        assert measured.columns_per_call is not None
+        assert measured.columns_per_call >= 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "dtype", "lanes"),
+    [
+        (32, 8, 128, mx.bfloat16, 16),
+        (9, 3, 64, mx.bfloat16, 8),
+        (8, 4, 256, mx.float16, 32),
+        (32, 8, 128, mx.float32, 32),
+        (64, 1, 128, mx.bfloat16, None),  # too many queries to a key head for a thread's registers
+        (8, 8, 80, mx.bfloat16, None),  # 10 threads to a column do not divide a warp
+    ],
+)
+def test_heads_that_the_cuda_kernel_is_for(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, lanes: Any) -> None:
+    assert lanes_per_column(heads, kv_heads, dim, dtype) == lanes
+
+
+def test_few_rows_are_cut_into_more_chunks() -> None:
+    assert columns_of_chunk(8, 1024) == 64
+    assert columns_of_chunk(64 * 8, 1280) == 512
+
+
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs an NVIDIA GPU and MLX's CUDA build")
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 8, 128), (9, 3, 64), (16, 2, 128), (8, 4, 256), (8, 8, 128)]
+)
+def test_the_cuda_kernel(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> None:
+    lengths = [0, 5, 300, 1000]
+    queries = random((4, heads, 1, dim), 1, dtype)
+    keys, values = random((6, kv_heads, 1024, dim), 2, dtype), random((6, kv_heads, 1024, dim), 3, dtype)
+    positions = Positions.of(lengths)
+    columns = positions.linear()
+    exact = fused(
+        *(
+            array.astype(mx.float32)
+            for array in (queries, keys[:4, :, : columns.width], values[:4, :, : columns.width])
+        ),
+        dim**-0.5,
+        columns.mask,
+    )
+    own = attend_own_columns(queries, keys, values, positions.array, dim**-0.5, columns.width).astype(mx.float32)
+    assert mx.allclose(own, exact, atol={mx.bfloat16: 2e-2, mx.float16: 3e-3, mx.float32: 1e-5}[dtype])
