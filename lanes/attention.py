@@ -38,8 +38,9 @@ REPETITIONS = 5
 class LaneAttention:
     """Stands where a model's module has scaled_dot_product_attention."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, backend: str) -> None:
         self.form = form
+        self.backend = backend
 
     def __call__(
         self,
@@ -53,6 +54,12 @@ class LaneAttention:
     ) -> mx.array:
         """As mlx_lm.models.base.scaled_dot_product_attention; queries [rows, heads, tokens, dim]."""
         attended: mx.array
+        if hasattr(cache, "bits") and self._lacks_quantized_matmul(queries.shape[2]):
+            keys, values = (
+                mx.dequantize(packed, scales, biases, cache.group_size, cache.bits)
+                for packed, scales, biases in (keys, values)
+            )
+            return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         plain = isinstance(cache, ColumnRows) and not hasattr(cache, "bits") and sinks is None and queries.shape[2] == 1
         if not plain or not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
             attended = base.scaled_dot_product_attention(
@@ -73,6 +80,14 @@ class LaneAttention:
                 one_call(queries[rows], keys[rows, :, :width], values[rows, :, :width], scale, mask[rows, ..., :width])
             )
         return mx.concatenate(parts)
+
+    def _lacks_quantized_matmul(self, num_tokens: int) -> bool:
+        """Where mlx-lm's attention over quantized keys and values cannot be used, the columns are unpacked first.
+
+        MLX 0.32.4 has no quantized product of batched matrices on CUDA; on Metal, 0.31.2's without transposing was
+        wrong for 2 and 3 rows of queries (whether 0.32.4's is right nobody has tried there).
+        """
+        return self.backend == "cuda" or (self.backend == "metal" and num_tokens in (2, 3))
 
 
 def fused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array) -> mx.array:
@@ -164,10 +179,10 @@ class _Calls:
         return best / 4
 
 
-def install(model: Any, form: Form) -> None:
-    """Have the modules that the model's layers come from take this form."""
+def install(model: Any, form: Form, backend: str) -> None:
+    """Have the modules that the model's layers come from take this form. backend: cpu, cuda or metal."""
     for name in {type(module).__module__ for module in model.modules()}:
         module = sys.modules[name]
         present = getattr(module, NAME, None)
         if present is base.scaled_dot_product_attention or isinstance(present, LaneAttention):
-            setattr(module, NAME, LaneAttention(form))
+            setattr(module, NAME, LaneAttention(form, backend))

@@ -7,8 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from lanes.rounding import capacity_for, read_width, round_rows
 from lanes.rows import Rows, rows_for
-from lanes.rows.positions import Positions, capacity_for, read_width
+from lanes.rows.positions import Positions
 from lanes.rows.segments import Cutter
 from lanes.rows.slots import Slots
 
@@ -49,10 +50,20 @@ class SlotCaches:
         if not self.table:
             self.clear()
 
+    def shrink(self) -> None:
+        """Give back the slots and columns that the rows which are left do not need."""
+        while self.compact():
+            pass
+        if self.table:
+            self.slots = round_rows(len(self.table.rows))
+            self.capacity_tokens = capacity_for(max(self.table.lengths) + 1)
+            for layer in self.layers:
+                layer.resize(self.slots, self.capacity_tokens)
+
     def take(self, row_id: int) -> list[Any]:
         """A row's caches as they would be had it been alone, evaluated; the row stays."""
-        slot = self.table.rows.index(row_id)
-        return [layer.take(slot, self.table.lengths[slot]) for layer in self.layers]
+        slot, length = self.table.rows.index(row_id), self.table.length_of(row_id)
+        return [layer.take(slot, length) for layer in self.layers]
 
     def compact(self) -> tuple[int, int] | None:
         """Move the last row into the lowest free slot, so that steps read fewer slots; returns (source, target)."""
@@ -98,7 +109,7 @@ class SlotCaches:
     def _reserve(self, slots: int, tokens: int) -> None:
         if slots <= self.slots and tokens <= self.capacity_tokens:
             return
-        self.slots = max(self.slots, 1 << (slots - 1).bit_length())
+        self.slots = max(self.slots, round_rows(slots))
         self.capacity_tokens = max(self.capacity_tokens, capacity_for(tokens))
         for layer in self.layers:
             layer.resize(self.slots, self.capacity_tokens)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import CacheList
 
 from lanes.batch import SlotCaches
 from lanes.choice import choose_lane
 from lanes.decoder import Decoder, Forward
 from lanes.engine import MlxEngine
 from lanes.forward import CompiledForward, eager
+from lanes.geometry import RowGeometry
 from lanes.lane import LaneSettings, ModelInfo
 from lanes.load import LoadedModel
+from lanes.machine import memory_bytes
+from lanes.rows import rows_like
+from lanes.rows.columns import ColumnRows
 from lanes.serial import SoloCaches
 from lanes.solo import RowMaker, check_quantized
 from lanes.tuning import backend, tune
 
 logger = logging.getLogger(__name__)
-
-LONGER_THAN_WINDOWS = 1 << 17
 
 
 def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxEngine:
@@ -53,7 +58,8 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
         lane_reason=choice.reason,
         max_rows=settings.max_rows if choice.lane == "batch" else 1,
         weight_bytes=loaded.weight_bytes,
-        bytes_per_token=bytes_per_token(make_row),
+        memory_bytes=device_memory_bytes(),
+        geometry=geometry_of(make_row) if choice.lane == "batch" else None,
         dtype=loaded.dtype,
         backend=backend(),
         blas=blas,
@@ -70,14 +76,35 @@ def vocabulary(loaded: LoadedModel) -> int:
     return int(size)
 
 
-def bytes_per_token(make_row: RowMaker) -> int:
-    """What a long row's caches grow by with each token. Rings that are full and recurrent state do not grow.
+def geometry_of(make_row: RowMaker) -> RowGeometry:
+    """Sizes of the caches of a row whose kinds are all known. Nothing is computed: shapes are known before values."""
+    row = make_row()
+    make_row.model(mx.zeros((1, 2), dtype=mx.int32), cache=row)
+    state_bytes = column_bytes = 0
+    rings: Counter[int] = Counter()
+    for cache in _members(row):
+        rows = rows_like(cache)
+        if isinstance(rows, ColumnRows):
+            bytes_of_column = sum(part[:, :, :1].nbytes for _, parts in rows.solo_parts(cache, 2) for part in parts)
+            if (ring := rows.held_columns(1 << 40)) < 1 << 40:
+                rings[ring] += bytes_of_column
+            else:
+                column_bytes += bytes_of_column
+        else:
+            state_bytes += cache.nbytes
+    return RowGeometry(state_bytes, column_bytes, tuple(sorted(rings.items())))
 
-    Nothing is computed: the arrays' sizes are known before their values are.
-    """
-    caches = make_row()
-    sizes = []
-    for _ in range(2):
-        make_row.model(mx.zeros((1, LONGER_THAN_WINDOWS), dtype=mx.int32), cache=caches)
-        sizes.append(sum(cache.nbytes for cache in caches))
-    return int(sizes[1] - sizes[0]) // LONGER_THAN_WINDOWS
+
+def _members(row: Iterable[Any]) -> Iterator[Any]:
+    for cache in row:
+        yield from _members(cache.caches) if isinstance(cache, CacheList) else (cache,)
+
+
+def device_memory_bytes() -> int:
+    """What the device has for weights and caches together."""
+    info = mx.device_info()
+    if backend() == "metal":
+        return int(info["max_recommended_working_set_size"])
+    if backend() == "cuda":
+        return int(info.get("total_memory", mx.get_memory_limit()))
+    return memory_bytes()

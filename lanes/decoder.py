@@ -62,10 +62,19 @@ class Decoder:
         self._settings[row_id] = sampling
         self._entering[row_id] = next_token
 
+    def sampling_of(self, row_id: int) -> Sampling:
+        return self._settings[row_id]
+
     def leave(self, row_id: int) -> None:
         self.caches.leave(row_id)
         del self._settings[row_id]
         self._entering.pop(row_id, None)
+
+    def set_aside(self, row_id: int) -> list[Any]:
+        """Take a row out with its caches as they are after the step that is dispatched."""
+        row = self.caches.take(row_id)
+        self.leave(row_id)
+        return row
 
     def clear(self) -> None:
         """Forget all rows, as after a failed step."""

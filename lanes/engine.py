@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from lanes.decoder import Decoder, Dispatched
-from lanes.lane import Chunk, EngineFailed, EngineGauges, ModelInfo, Step, StepResult
+from lanes.lane import Chunk, EngineFailed, EngineGauges, ModelInfo, Sampling, Step, StepResult
 from lanes.prefill import Prefill
 from lanes.solo import RowMaker
 
@@ -20,6 +21,16 @@ T = TypeVar("T")
 MLX_CACHE_LIMIT_BYTES = 1 << 30
 
 
+@dataclass(slots=True)
+class Aside:
+    """A row that was set aside: its caches of `length` tokens, and the token that comes next once it is read."""
+
+    row: list[Any]
+    length: int
+    sampling: Sampling
+    next_token: int | None = None
+
+
 class MlxEngine:
     """Runs turns on the model's thread; see lanes.lane.Engine."""
 
@@ -28,6 +39,7 @@ class MlxEngine:
         self.info = info
         self.decoder = decoder
         self._prompts: dict[int, Prefill] = {}
+        self._aside: dict[int, Aside] = {}
         self._unread: Dispatched | None = None
         self._failures: list[tuple[int, str]] = []
         self._step_failed_before = False
@@ -41,10 +53,16 @@ class MlxEngine:
         self._failures = []
         for row_id in step.leave:
             self._drop(row_id)
+        for row_id in step.set_aside:
+            self._set_aside(row_id)
+        if step.set_aside:
+            self.decoder.caches.shrink()
         for spec in step.admit:
             self._prompts[spec.row_id] = Prefill(self.make_row, spec)
         for row_id in step.merge:
             self._merge(row_id)
+        for row_id in step.bring_back:
+            self._bring_back(row_id)
         previous, self._unread = self._unread, None
         if len(self.decoder):
             self._unread = self._decode(lambda: self.decoder.dispatch(self._queued_tokens))
@@ -72,7 +90,9 @@ class MlxEngine:
         )
 
     def _drop(self, row_id: int) -> None:
-        if self._prompts.pop(row_id, None) is None and row_id in self.decoder.caches.table:
+        self._prompts.pop(row_id, None)
+        self._aside.pop(row_id, None)
+        if row_id in self.decoder.caches.table:
             self.decoder.leave(row_id)
 
     def _merge(self, row_id: int) -> None:
@@ -84,12 +104,32 @@ class MlxEngine:
             concerned=(row_id,),
         )
 
+    def _set_aside(self, row_id: int) -> None:
+        """The step under way still is the row's: what it draws is the input when the row comes back."""
+        table, sampling = self.decoder.caches.table, self.decoder.sampling_of(row_id)
+        length = table.length_of(row_id)
+        row = self._decode(lambda: self.decoder.set_aside(row_id))
+        if row is not None:
+            self._aside[row_id] = Aside(row, length, sampling)
+
+    def _bring_back(self, row_id: int) -> None:
+        aside = self._aside.pop(row_id)
+        token = aside.next_token
+        assert token is not None, f"row {row_id} comes back before its last token is read"
+        self._decode(
+            lambda: self.decoder.merge(row_id, aside.row, aside.length, token, aside.sampling),
+            concerned=(row_id,),
+        )
+
     def _read(self, dispatched: Dispatched) -> list[tuple[int, int]]:
         # Rows that have left since are waiting for this last token of theirs.
         tokens = self._decode(dispatched.read, concerned=tuple(row for row in dispatched.rows if row is not None))
         if tokens is None:
             return []
         self._step_failed_before = False
+        for row_id, token in tokens:
+            if row_id in self._aside and self._aside[row_id].next_token is None:
+                self._aside[row_id].next_token = token
         return tokens
 
     def _begin_chunk(self, chunk: Chunk) -> list[mx.array]:
@@ -126,12 +166,13 @@ class MlxEngine:
     def gauges(self) -> EngineGauges:
         caches = self.decoder.caches
         prompts = sum(prompt.nbytes for prompt in self._prompts.values())
+        aside = sum(cache.nbytes for row in self._aside.values() for cache in row.row if not cache.empty())
         return EngineGauges(
             slots=caches.slots,
             slots_used=len(caches.table),
             capacity_tokens=caches.capacity_tokens,
             lengths=tuple(caches.table.lengths),
-            cache_bytes=caches.nbytes + prompts,
+            cache_bytes=caches.nbytes + prompts + aside,
             mlx_active_bytes=mx.get_active_memory(),
             mlx_cache_bytes=mx.get_cache_memory(),
             mlx_peak_bytes=mx.get_peak_memory(),
@@ -139,5 +180,5 @@ class MlxEngine:
 
     def check(self) -> None:
         self.decoder.check()
-        both = set(self._prompts) & {row for row in self.decoder.caches.table.rows if row is not None}
-        assert not both, f"rows {both} are both before and in the lane"
+        places = [*self._prompts, *self._aside, *(row for row in self.decoder.caches.table.rows if row is not None)]
+        assert len(places) == len(set(places)), f"a row is in two places: {sorted(places)}"

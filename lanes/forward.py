@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from lanes.batch import SlotCaches
+from lanes.rounding import compiled_width, round_rows
 from lanes.rows.positions import Positions
 from lanes.serial import SoloCaches
 
@@ -47,7 +48,7 @@ class CompiledForward:
         """As eager(). Rows beyond the slots in use are computed and dropped."""
         caches = self.caches
         rows = len(caches.table.rows)
-        shape = (round_rows(rows), round_columns(max(caches.table.lengths) + 1))
+        shape = (round_rows(rows), compiled_width(max(caches.table.lengths) + 1))
         layers = caches.begin_padded_step(*shape)
         self._seen[shape] += 1
         state = [list(layer.state) for layer in layers]
@@ -82,17 +83,6 @@ class CompiledForward:
             return logits, after
 
         return mx.compile(step)
-
-
-def round_rows(rows: int) -> int:
-    """Powers of two up to 8, then multiples of 8: a row too many costs little there, a trace for each number a lot."""
-    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
-
-
-def round_columns(columns: int) -> int:
-    """Multiples of 256, and of an eighth of the power of two above: at most an eighth is read in vain."""
-    grain = max(256, (1 << (columns - 1).bit_length()) // 8)
-    return -(-columns // grain) * grain
 
 
 def _padded(tokens: mx.array, rows: int) -> mx.array:

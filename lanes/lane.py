@@ -11,6 +11,8 @@ scheduler says so.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from lanes.geometry import RowGeometry
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -48,12 +50,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One turn of the engine, carried out in the order of the fields: rows leave, rows come, rows whose prompt is
-    processed are merged, all merged rows decode one token, and at most one chunk of a prompt is processed."""
+    """One turn of the engine, carried out in the order of the fields: rows leave, merged rows are set aside as they
+    are, rows come, rows whose prompt is processed are merged, rows that were set aside are merged again, all merged
+    rows decode one token, and at most one chunk of a prompt is processed."""
 
     leave: tuple[int, ...] = ()
+    set_aside: tuple[int, ...] = ()
     admit: tuple[RowSpec, ...] = ()
     merge: tuple[int, ...] = ()
+    bring_back: tuple[int, ...] = ()
     chunk: Chunk | None = None
 
 
@@ -82,7 +87,8 @@ class StepResult:
 class ModelInfo:
     """What is known of the model once it is loaded. Sizes in bytes; context_tokens None where the model sets no limit.
 
-    cache_kinds: one per cache, in the model's order. lane: "batch" or "serial", with the reason.
+    cache_kinds: one per cache, in the model's order. lane: "batch" or "serial", with the reason. memory_bytes: what
+    the device has for everything. geometry: None where the caches are of no known kind.
     """
 
     name: str
@@ -94,7 +100,8 @@ class ModelInfo:
     lane_reason: str
     max_rows: int
     weight_bytes: int
-    bytes_per_token: int
+    memory_bytes: int
+    geometry: RowGeometry | None
     dtype: str
     backend: str
     blas: str

@@ -49,6 +49,8 @@ CONTEXT_KEYS = (
     "n_ctx",
     "model_max_length",
 )
+# Models that compute numbers, Qwen 2 in its attention and Gemma 3 between its layers, beyond what float16 can hold.
+OVERFLOW_FLOAT16 = ("qwen2", "gemma3_text")
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 
 
@@ -106,8 +108,8 @@ def _load_gguf(source: Source, dtype: str, chat_template: str | None, report: Pr
     config = dict(loading.config)
     need = sum(4 * array.size for _, array in tree_flatten(model.parameters()))
     goal = _decide(dtype, need, "quantized where MLX can, else 16 bits wide")
-    # Where weights stay as they are, Qwen 2's attention overflows float16; the others' factors are float16 in the file.
-    wanted = goal.dtype or (mx.bfloat16 if config["model_type"] == "qwen2" else mx.float16)
+    # Where weights stay as they are, their factors do: those are float16 in the file.
+    wanted = goal.dtype or (mx.bfloat16 if config["model_type"] in OVERFLOW_FLOAT16 else mx.float16)
     kept = {} if goal.unpack else quantization(loading)
     if kept:
         nn.quantize(model, class_predicate=lambda path, _: kept.get(path, False))
@@ -122,6 +124,8 @@ def _empty_model(path: Path, loading: Plan) -> Any:
     """A model of the plan's configuration, its parameters not yet made, that has just the plan's tensors."""
     family = import_module(f"mlx_lm.models.{loading.config['model_type']}")
     model = family.Model(family.ModelArgs.from_dict(loading.config))
+    if loading.config["tie_word_embeddings"] and "lm_head" in model:
+        model.sanitize({})  # this class learns that it has no head of its own from the weights
     wanted = {name: array.shape for name, array in tree_flatten(model.parameters())}
     found = {part.name: part.info.shape for part in loading.parts}
     if missing := sorted(wanted.keys() - found.keys()):

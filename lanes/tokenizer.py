@@ -50,7 +50,7 @@ class Tokenizer:
         doubled = bos is not None and tokens[:2] == [bos, bos] and text.startswith(spelled)
         return tokens[1:] if doubled else tokens
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
         """Token ids of a conversation in the model's template, ready for its answer.
 
         template_kwargs: variables for the template, add_generation_prompt (True) among them. Raises ChatTemplateError

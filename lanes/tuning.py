@@ -42,10 +42,9 @@ class Tuning:
 
 def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
     """Choose, and change the model accordingly."""
-    measured = None
-    if (shape := head_shape(model)) is not None:
-        measured = measure(*shape)
-        install(model, measured.form)
+    shape = head_shape(model)
+    measured = None if shape is None else measure(*shape)
+    install(model, "fused" if measured is None else measured.form, backend())
     on_cuda = backend() == "cuda"
     joined = join_projections(model) if on_cuda else 0
     compiled = on_cuda if compile_option == "auto" else compile_option == "on"

@@ -22,6 +22,7 @@ import trio
 from lanes.lane import Engine, EngineFailed, LaneSettings
 from lanes.thread import ModelThread, open_model_thread
 from scheduler import log
+from scheduler.budget import Budget
 from scheduler.connection import Limits, serve_connection
 from scheduler.http import Health, serve_http
 from scheduler.listener import SocketUnavailable, accept, check_path, default_socket_path, listen
@@ -144,8 +145,9 @@ class Daemon:
         self.options = options
         self.metrics = Metrics(self._readings)
         self.metrics.loaded(engine.info)
+        budget = Budget.for_model(engine.info, options.kv_cache_memory_bytes)
         chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
-        scheduler = BatchScheduler(engine.info.max_rows, options.max_queue, chunk_size)
+        scheduler = BatchScheduler(engine.info.max_rows, options.max_queue, chunk_size, budget)
         self.loop = Loop(scheduler, engine, thread, self.metrics)
         self.service = Service(options, engine.info, tokenizer, self.loop, self.metrics, version("laned"))
         self._limits = Limits(

@@ -32,8 +32,8 @@ class Loop:
         self._work.set()
 
     async def wait_idle(self) -> None:
-        """Return when no request is left and the engine holds no row."""
-        while self.scheduler.requests or not self._idle.is_set():
+        """Return when no request is left and the engine holds no row, or has failed."""
+        while self.failure is None and (self.scheduler.requests or not self._idle.is_set()):
             await self._idle.wait()
             await trio.lowlevel.checkpoint()
 
@@ -42,6 +42,8 @@ class Loop:
         try:
             await self._read_gauges()
             while True:
+                # Waiting for the engine is shielded: this is where a cancelled loop ends.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 step = self.scheduler.plan(trio.current_time())
                 if step is None:
                     await self._rest()
@@ -50,6 +52,7 @@ class Loop:
         except EngineFailed as error:
             self.failure = str(error)
             self.scheduler.fail_all("model_failed", f"the engine has failed: {error}", trio.current_time())
+            self._idle.set()
             raise
 
     async def _turn(self, step: Step) -> None:

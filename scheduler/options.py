@@ -127,6 +127,14 @@ class Options:
     kv_group_size: int = _option(
         values.one_of_numbers(32, 64, 128), 64, "scheduling", "N", "values that share a scale when they are quantized"
     )
+    kv_cache_memory_bytes: int | None = _option(
+        values.size(1 << 50),
+        None,
+        "scheduling",
+        "SIZE",
+        "memory for the rows' caches; rows that would outgrow it are set aside (default: four fifths of the device's, "
+        "less the weights)",
+    )
     compile: Literal["auto", "on", "off"] = _option(
         values.choice("auto", "on", "off"),
         "auto",

@@ -3,6 +3,7 @@
     WAITING     in the queue, the engine does not know it
     PREFILLING  admitted; its prompt is processed chunk by chunk
     DECODING    merged; every step gives it a token
+    ASIDE       out of the lane for want of memory, kept as it is; goes on where it was
     FINISHED    told its end; it may leave the engine a step later
 
 Only advance() changes the state.
@@ -23,13 +24,15 @@ class State(Enum):
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    ASIDE = "aside"
     FINISHED = "finished"
 
 
 MOVES: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.PREFILLING, State.FINISHED}),
     State.PREFILLING: frozenset({State.DECODING, State.FINISHED}),
-    State.DECODING: frozenset({State.FINISHED}),
+    State.DECODING: frozenset({State.ASIDE, State.FINISHED}),
+    State.ASIDE: frozenset({State.DECODING, State.FINISHED}),
     State.FINISHED: frozenset(),
 }
 
@@ -77,6 +80,7 @@ class Request:
         self.times = Times(arrived_s)
         self.outcome: str | None = None
         self.num_processed = 0
+        self.num_passed_tokens = 0
         self.num_dispatched = 0
         self.num_generated = 0
         self._text = text
@@ -91,6 +95,11 @@ class Request:
     def num_prompt_left(self) -> int:
         """Prompt tokens to process before the row can be merged; its last one is the first step's input."""
         return len(self.wish.prompt) - 1 - self.num_processed
+
+    @property
+    def length(self) -> int:
+        """Tokens that the row's caches hold in the lane, the next step's included."""
+        return len(self.wish.prompt) + self.num_dispatched
 
     def advance(self, state: State) -> None:
         if state not in MOVES[self.state]:
@@ -108,19 +117,18 @@ class Request:
         if times.first_token_s is None:
             times.first_token_s = now_s
         self.num_generated += 1
-        if token in self.wish.stop_token_ids:
-            self._tell(self._text.flush())
-            self.finish("stop", now_s, stop_reason=token)
-            return since_s
-        piece = self._text.push(token)
+        is_end = token in self.wish.stop_token_ids
+        is_last = is_end or self.num_generated == self.wish.max_tokens
+        piece = "" if is_end else self._text.push(token)
+        # What was held back may turn out to be, or to hold, a stop string.
+        piece += self._text.flush() if is_last else ""
+        self._tell(piece, *(() if is_end else (token,)))
         if self._text.stopped_by is not None:
-            self._tell(piece, token)
             self.finish("stop", now_s, stop_reason=self._text.stopped_by)
-        elif self.num_generated == self.wish.max_tokens:
-            self._tell(piece + self._text.flush(), token)
+        elif is_end:
+            self.finish("stop", now_s, stop_reason=token)
+        elif is_last:
             self.finish("length", now_s)
-        else:
-            self._tell(piece, token)
         return since_s
 
     def finish(self, reason: str, now_s: float, stop_reason: str | int | None = None) -> None:

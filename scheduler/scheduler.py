@@ -10,22 +10,29 @@ from collections import deque
 from collections.abc import Iterator
 
 from lanes.lane import Chunk, Step, StepResult
+from scheduler.budget import HEADROOM_TOKENS, UNLIMITED, Budget
 from scheduler.errors import Overloaded
 from scheduler.rates import ChunkSize
 from scheduler.request import Request, State
 
 
+# When a row will be free is not known; a client that asks again once a second is no burden.
+RETRY_AFTER_S = 1.0
+
+
 class BatchScheduler:
     """All requests of a daemon that are not told their end yet, and the rows of those that the engine still holds."""
 
-    def __init__(self, max_rows: int, max_queue: int, chunk_size: ChunkSize) -> None:
+    def __init__(self, max_rows: int, max_queue: int, chunk_size: ChunkSize, budget: Budget = UNLIMITED) -> None:
         self.max_rows = max_rows
         self.max_queue = max_queue
         self.chunk_size = chunk_size
+        self.budget = budget
         self.requests: dict[int, Request] = {}
         self._queue: deque[Request] = deque()
         self._prompts: dict[int, Request] = {}
         self._merged: dict[int, Request] = {}
+        self._aside: dict[int, Request] = {}
         self._leaving: list[int] = []
         self._unread = False
 
@@ -41,12 +48,17 @@ class BatchScheduler:
     def num_decoding(self) -> int:
         return len(self._merged)
 
+    @property
+    def num_aside(self) -> int:
+        return len(self._aside)
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded when the queue is full."""
-        if len(self._queue) >= self.max_queue and len(self._prompts) + len(self._merged) >= self.max_rows:
+        free = self.max_rows - len(self._prompts) - len(self._merged)
+        if len(self._queue) >= self.max_queue + max(free, 0):
             raise Overloaded(
                 f"{len(self._queue)} requests wait already, which is the limit (--max-queue); try again later",
-                retry_after_s=self._retry_after_s(),
+                RETRY_AFTER_S,
             )
         self.requests[request.row_id] = request
         self._queue.append(request)
@@ -68,6 +80,8 @@ class BatchScheduler:
         """The next turn, or None when there is nothing to do."""
         leave = tuple(self._leaving) + tuple(self._pop_spent())
         self._leaving.clear()
+        set_aside = tuple(self._set_aside())
+        bring_back = () if set_aside else tuple(self._bring_back())
         admit = tuple(self._admit(now_s))
         merge = [request for request in self._prompts.values() if request.num_prompt_left == 0]
         for request in merge:
@@ -76,12 +90,14 @@ class BatchScheduler:
             request.advance(State.DECODING)
             request.times.merged_s = now_s
         chunk = self._next_chunk()
-        if not (leave or admit or chunk or self._merged or self._unread):
+        if not (leave or set_aside or admit or chunk or self._merged or self._unread):
             return None
         return Step(
             leave=leave,
+            set_aside=set_aside,
             admit=tuple(request.spec for request in admit),
             merge=tuple(request.row_id for request in merge),
+            bring_back=bring_back,
             chunk=chunk,
         )
 
@@ -114,8 +130,8 @@ class BatchScheduler:
         """Forget a request that was told its end; its row leaves the engine with the next turn."""
         row_id = request.row_id
         del self.requests[row_id]
-        known = self._prompts.pop(row_id, None) or self._merged.pop(row_id, None)
-        if known:
+        places = (self._prompts, self._merged, self._aside)
+        if any(place.pop(row_id, None) for place in places):
             self._leaving.append(row_id)
         elif request in self._queue:
             self._queue.remove(request)
@@ -127,30 +143,65 @@ class BatchScheduler:
             del self._merged[request.row_id]
             yield request.row_id
 
+    def _set_aside(self) -> Iterator[int]:
+        """The youngest rows of the lane, as long as the next step would need more than there is; one stays."""
+        while len(self._merged) > 1 and not self.budget.fits(self._lane(), self._solo()):
+            request = max(self._merged.values(), key=lambda request: request.row_id)
+            del self._merged[request.row_id]
+            self._aside[request.row_id] = request
+            request.advance(State.ASIDE)
+            yield request.row_id
+
+    def _bring_back(self) -> Iterator[int]:
+        """The eldest rows that were set aside, as soon as they can stay for a while."""
+        for request in sorted(self._aside.values(), key=lambda request: request.row_id):
+            others = [other.length for other in self._aside.values() if other is not request]
+            lane = [length + HEADROOM_TOKENS for length in (*self._lane(), request.length)]
+            if self._merged and not self.budget.fits(lane, [*self._prompt_lengths(), *others]):
+                return
+            del self._aside[request.row_id]
+            self._merged[request.row_id] = request
+            request.advance(State.DECODING)
+            yield request.row_id
+
     def _admit(self, now_s: float) -> Iterator[Request]:
-        while self._queue and len(self._prompts) + len(self._merged) < self.max_rows:
-            request = self._queue.popleft()
+        """New rows in the order of their arrival, none while an elder one waits to come back."""
+        while self._queue and not self._aside and len(self._prompts) + len(self._merged) < self.max_rows:
+            request = self._queue[0]
+            # When all prompts under way are merged and the rows have gone on for a while.
+            lane = [length + HEADROOM_TOKENS for length in (*self._lane(), *self._prompt_lengths(), request.length)]
+            if len(lane) > 1 and not self.budget.fits(lane, [max(self._prompt_lengths(), default=request.length)]):
+                return
+            self._queue.popleft()
             request.advance(State.PREFILLING)
             request.times.admitted_s = now_s
             self._prompts[request.row_id] = request
             yield request
 
+    def _lane(self) -> list[int]:
+        return [request.length for request in self._merged.values()]
+
+    def _prompt_lengths(self) -> list[int]:
+        return [request.length for request in self._prompts.values()]
+
+    def _solo(self) -> list[int]:
+        return self._prompt_lengths() + [request.length for request in self._aside.values()]
+
     def _next_chunk(self) -> Chunk | None:
-        """A part of the prompt that has least left; of equals, the one that came first."""
-        request = min(self._prompts.values(), key=lambda request: request.num_prompt_left, default=None)
+        """A part of the prompt that has least left; a prompt that others have passed counts as that much shorter, so
+        that each waits for no more than its own length of theirs. Of equals, the one that came first."""
+        request = min(self._prompts.values(), key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
         if request is None:
             return None
-        size = self.chunk_size.tokens(rows_decoding=bool(self._merged))
-        start = request.num_processed
-        return Chunk(request.row_id, start, start + min(size, request.num_prompt_left))
-
-    def _retry_after_s(self) -> float:
-        """A row is free when the one closest to its end has ended; a second stands for what is not known."""
-        return 1.0
+        size = min(self.chunk_size.tokens(rows_decoding=bool(self._merged)), request.num_prompt_left)
+        for other in self._prompts.values():
+            if other is not request:
+                other.num_passed_tokens += size
+        return Chunk(request.row_id, request.num_processed, request.num_processed + size)
 
     def check(self) -> None:
         """Every request is in exactly one place."""
-        places = [request.row_id for request in self._queue] + list(self._prompts) + list(self._merged)
+        places = [*(request.row_id for request in self._queue), *self._prompts, *self._merged, *self._aside]
         assert len(places) == len(set(places)), f"a request is in two places: {sorted(places)}"
         assert set(places) <= set(self.requests), f"rows {set(places) - set(self.requests)} have ended but have a place"
         assert len(self._prompts) + len(self._merged) <= self.max_rows

@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     eos_token_ids: frozenset[int]
 
     def encode(self, text: str) -> list[int]: ...
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int]: ...
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], /, **variables: Any) -> list[int]: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
     def stream(self) -> Decoder: ...
 
@@ -79,6 +79,10 @@ class Service:
             self.metrics.finished("refused", trio.current_time() - arrived_s)
             self.outcomes["refused"] += 1
             logger.info("request %s refused: %s", message.id, refused.message, extra=log.fields(code=refused.code))
+            raise
+        except Exception:
+            self.metrics.finished("failed", trio.current_time() - arrived_s)
+            self.outcomes["failed"] += 1
             raise
         self.loop.wake()
         return row_id
@@ -128,6 +132,13 @@ class Service:
         max_tokens = _given(message.max_tokens, options.max_tokens)
         if self.context_tokens is not None:
             max_tokens = min(max_tokens, self.context_tokens - len(prompt))
+        budget = self.loop.scheduler.budget
+        if not budget.admits_alone(len(prompt) + max_tokens):
+            raise Refused(
+                "context_length_exceeded",
+                f"{len(prompt)} prompt tokens and {max_tokens} new ones do not fit into the {budget.limit_bytes >> 20} "
+                "MiB for keys and values (--kv-cache-memory-bytes), even alone: ask for less",
+            )
         eos = frozenset[int]() if message.ignore_eos else self.tokenizer.eos_token_ids
         stops = eos.union(message.stop_token_ids)
         return Wish(message.id, prompt, max_tokens, sampling, stops, message.stream)
@@ -178,11 +189,12 @@ class Service:
                 "context_tokens": self.context_tokens,
                 "vocab_size": info.vocab_size,
                 "weight_bytes": info.weight_bytes,
-                "bytes_per_token": info.bytes_per_token,
+                "bytes_per_token": info.geometry.column_bytes if info.geometry else None,
             },
             "rows": {
                 "running": scheduler.num_decoding,
                 "prefilling": scheduler.num_prefilling,
+                "set_aside": scheduler.num_aside,
                 "waiting": scheduler.num_waiting,
                 "max": scheduler.max_rows,
             },

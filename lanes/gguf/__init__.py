@@ -1,1 +1,1 @@
-"""GGUF files of the Llama and Qwen families: header, tensors' blocks, configuration, weights and tokenizer."""
+"""GGUF files of the Llama, Qwen and Gemma families: header, tensors' blocks, configuration, weights and tokenizer."""

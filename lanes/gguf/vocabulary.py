@@ -25,7 +25,7 @@ LONGEST_RUN = 64
 
 # Control tokens that end an answer under every template that has them. Files name one of them as the end, and models
 # that were trained in two stages emit another.
-_ENDS = frozenset({"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"})
+_ENDS = frozenset({"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,11 @@ class Vocabulary:
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
+    @property
+    def leading_space(self) -> bool:
+        """Whether SentencePiece puts a space in front of a text."""
+        return bool(self.get("add_space_prefix", True))
+
     def special(self, key: str) -> int | None:
         """The id under tokenizer.ggml.KEY_token_id; None if there is none."""
         value = self.get(f"{key}_token_id")
@@ -105,8 +110,11 @@ def read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
     backend.add_special_tokens(
         [AddedToken(piece, special=True, normalized=False) for piece in vocabulary.of_type(_CONTROL)]
     )
+    # SentencePiece looks for pieces that a user has defined in the text with its spaces spelled out, which is another
+    # text if it spells one itself. A space that is put in front would be put in front of the pieces, too.
+    spelled_out = kind == "llama" and not vocabulary.leading_space
     backend.add_tokens(
-        [AddedToken(piece, special=False, normalized=False) for piece in vocabulary.of_type(_USER_DEFINED)]
+        [AddedToken(piece, special=False, normalized=spelled_out) for piece in vocabulary.of_type(_USER_DEFINED)]
     )
     _add_ends(backend, vocabulary, bos)
     template = header.metadata.get("tokenizer.chat_template")
@@ -192,7 +200,7 @@ def _sentencepiece(header: Header, vocabulary: Vocabulary) -> Tokenizer:
         run = _SPACE * length
         if [token.value for token in bpe.tokenize(run)] != _leftmost(run, ids, scores):
             raise GgufError(f"{header.path} has pieces for runs of spaces that are merged in an order not known here")
-    leading = bool(vocabulary.get("add_space_prefix", True))
+    leading = vocabulary.leading_space
     spaces = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if leading else spaces
     steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -72,11 +72,18 @@ def _dense(file: BinaryIO, part: Part, dtype: mx.Dtype) -> mx.array:
         mx.eval(weight)
         # The CPU's arrays are written through their buffer; a view that outlived this call would pin the array.
         with memoryview(cast(Any, weight)) as view:
-            _decode_into(file, part.info, np.asarray(view).reshape(-1))
+            _read(file, part, np.asarray(view).reshape(-1))
         return weight
     out = np.empty(prod(shape), np.float32)
-    _decode_into(file, part.info, out)
+    _read(file, part, out)
     return mx.array(_in_order(out.reshape(shape), part)).astype(dtype)
+
+
+def _read(file: BinaryIO, part: Part, out: npt.NDArray[np.float32]) -> None:
+    """The tensor's values as mlx-lm wants them, in the file's order."""
+    _decode_into(file, part.info, out)
+    if part.excess:
+        out -= np.float32(part.excess)
 
 
 def _decode_into(file: BinaryIO, info: TensorInfo, out: npt.NDArray[np.float32]) -> None:

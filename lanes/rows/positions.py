@@ -10,24 +10,8 @@ from functools import cached_property
 
 import mlx.core as mx
 
+from lanes.rounding import read_width
 from lanes.rows.segments import Segment
-
-BUCKET_TOKENS = 256
-# How finely the columns that are read follow the longest row. Coarser would save nothing: shapes are not compiled.
-READ_TOKENS = 16
-
-
-def capacity_for(tokens: int) -> int:
-    """Tokens to make room for: a power of two up to 4,096, beyond that a multiple of a quarter of one, so that long
-    rows waste a fifth at most while growing still copies each token a bounded number of times."""
-    power = max(BUCKET_TOKENS, 1 << max(tokens - 1, 0).bit_length())
-    grain = power if power <= 4096 else power // 8
-    return max(grain, -(-tokens // grain) * grain)
-
-
-def read_width(tokens: int) -> int:
-    """Columns to read for so many tokens."""
-    return -(-tokens // READ_TOKENS) * READ_TOKENS
 
 
 class Columns:

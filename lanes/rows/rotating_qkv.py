@@ -39,7 +39,11 @@ class RotatingQuantizedCache:
         return not self.parts
 
     def make_mask(self, num_tokens: int, window_size: int | None = None, return_array: bool = False) -> Any:
-        """The window's mask depends on the offset alone: mlx-lm's own for a ring that long."""
+        """A chunk's mask depends on the offset alone: it is mlx-lm's own for a ring that long. A token's is another:
+        mlx-lm's ring turns, and these columns are in order."""
+        if num_tokens == 1:
+            held = min(self.offset + 1, self.max_size)
+            return None if window_size is None or window_size >= held else mx.arange(held) >= held - window_size
         ring = RotatingKVCache(self.max_size, self.keep)
         ring.offset = self.offset
         return ring.make_mask(num_tokens, window_size=window_size, return_array=return_array)

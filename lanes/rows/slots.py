@@ -22,6 +22,9 @@ class Slots:
     def __contains__(self, row_id: int) -> bool:
         return row_id in self._by_row
 
+    def length_of(self, row_id: int) -> int:
+        return self.lengths[self._by_row[row_id]]
+
     def claim(self, row_id: int, length: int) -> int:
         """Give the row the lowest free slot."""
         assert row_id not in self._by_row, f"row {row_id} is in slot {self._by_row[row_id]} already"

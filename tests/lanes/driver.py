@@ -12,7 +12,7 @@ from lanes.forward import CompiledForward, eager
 from lanes.lane import Chunk, ModelInfo, RowSpec, Step
 from lanes.solo import RowMaker
 
-INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, "float32", "cpu", "stock")
+INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, "float32", "cpu", "stock")
 
 
 def engine_for(model: Any, max_rows: int = 32, *, compiled: bool = False) -> MlxEngine:
@@ -62,7 +62,7 @@ class Driver:
             if prompts:
                 row, (spec, done) = next(iter(prompts.items()))
                 chunk = Chunk(row, done, min(done + self.chunk_tokens, len(spec.prompt) - 1))
-            result = self.engine.step(Step(tuple(leave), tuple(admit), tuple(merge), chunk))
+            result = self.engine.step(Step(leave=tuple(leave), admit=tuple(admit), merge=tuple(merge), chunk=chunk))
             self.engine.check()
             if chunk:
                 prompts[chunk.row_id] = (prompts[chunk.row_id][0], chunk.stop)

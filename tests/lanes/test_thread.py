@@ -47,10 +47,11 @@ def test_all_jobs_run_on_one_thread_that_is_not_trios() -> None:
 
             for _ in range(60):
                 nursery.start_soon(ask)
-                # Trio's own short jobs neither run there nor wait for it.
+                # Trio's own short jobs do not run there.
                 await trio.to_thread.run_sync(lambda: None)
         assert len(found) == 1
         assert threading.get_ident() not in found
+        assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0, "it takes no place among them"
 
     with_thread(work)
 

@@ -28,7 +28,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], /, **variables: Any) -> list[int]:
         if any(turn["role"] == "refused" for turn in messages):
             raise ValueError("the template knows no such role")
         text = "".join(f"{turn['role']}:{turn['content']};" for turn in messages)

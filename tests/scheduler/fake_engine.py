@@ -18,7 +18,8 @@ INFO = ModelInfo(
     lane_reason="it is a fake",
     max_rows=4,
     weight_bytes=0,
-    bytes_per_token=1,
+    memory_bytes=1 << 30,
+    geometry=None,
     dtype="float32",
     backend="cpu",
     blas="none",
@@ -50,6 +51,8 @@ class FakeEngine:
     specs: dict[int, RowSpec] = field(default_factory=dict)
     _prompts: dict[int, tuple[RowSpec, int]] = field(default_factory=dict)
     _merged: dict[int, RowSpec] = field(default_factory=dict)
+    _aside: dict[int, RowSpec] = field(default_factory=dict)
+    _knows_next_token: set[int] = field(default_factory=set)
     _failed: set[int] = field(default_factory=set)
     _unread: tuple[tuple[int, int], ...] | None = None
     _queued_tokens: int = 0
@@ -57,22 +60,24 @@ class FakeEngine:
     @property
     def rows(self) -> set[int]:
         """Rows that the engine holds."""
-        return {*self._prompts, *self._merged}
+        return {*self._prompts, *self._merged, *self._aside}
 
     def step(self, step: Step) -> StepResult:
         self.num_turns += 1
         if self.fail_engine:
             raise EngineFailed("the device is gone")
         self._leave(step.leave)
+        self._set_aside(step.set_aside)
         self._admit(step.admit)
         for row_id in step.merge:
             spec, processed = self._prompts.pop(row_id)
             assert processed == len(spec.prompt) - 1, f"row {row_id} merged with {processed} of {len(spec.prompt)}"
             self._merged[row_id] = spec
-        useful = step.leave or step.admit or step.merge or step.chunk or self._merged or self._unread is not None
-        assert useful, "a turn for nothing"
+        self._bring_back(step.bring_back)
+        assert step != Step() or self._merged or self._unread is not None, "a turn for nothing"
         failures: list[tuple[int, str]] = []
         previous, self._unread = self._unread, None
+        self._knows_next_token = {row_id for row_id, _ in previous or ()} | (self._knows_next_token & set(self._aside))
         behind = self._queued_tokens
         if self._merged:
             failures += self._decode()
@@ -96,8 +101,21 @@ class FakeEngine:
             assert row_id in self.rows | self._failed, f"row {row_id} is told to leave, but is not here"
             self._prompts.pop(row_id, None)
             self._merged.pop(row_id, None)
+            self._aside.pop(row_id, None)
             # The engine has ended this row itself: that it is told so once more is fine, once.
             self._failed.discard(row_id)
+
+    def _set_aside(self, row_ids: Iterable[int]) -> None:
+        for row_id in row_ids:
+            assert row_id in self._merged, f"row {row_id} is set aside, but not in the lane"
+            self._aside[row_id] = self._merged.pop(row_id)
+            self._knows_next_token.discard(row_id)
+
+    def _bring_back(self, row_ids: Iterable[int]) -> None:
+        for row_id in row_ids:
+            assert row_id in self._aside, f"row {row_id} comes back, but was not set aside"
+            assert row_id in self._knows_next_token, f"row {row_id} comes back before its last token is read"
+            self._merged[row_id] = self._aside.pop(row_id)
 
     def _admit(self, specs: Iterable[RowSpec]) -> None:
         for spec in specs:

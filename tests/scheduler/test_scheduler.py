@@ -1,5 +1,9 @@
 """Whatever is submitted, cancelled or fails, at whatever moment: each request ends once, and nothing is left of it."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +22,17 @@ from tests.scheduler.fake_engine import INFO, FakeEngine, echoed
 MAX_ROWS = INFO.max_rows
 MAX_QUEUE = 5
 STOP = 7
+
+
+@dataclass
+class Memory:
+    """A budget that others may take from, as tests say: limit tokens, and each slot has as many as the longest row."""
+
+    limit: int = 100_000
+
+    def fits(self, lane: Iterable[int], solo: Iterable[int]) -> bool:
+        lengths = list(lane)
+        return len(lengths) * max(lengths, default=0) + sum(solo) <= self.limit
 
 
 class Heard:
@@ -41,7 +56,8 @@ class Bench:
 
     def __init__(self, max_rows: int = MAX_ROWS, max_queue: int = MAX_QUEUE, chunk_tokens: int = 8) -> None:
         self.engine = FakeEngine()
-        self.scheduler = BatchScheduler(max_rows, max_queue, ChunkSize(chunk_tokens, 0.05))
+        self.memory = Memory()
+        self.scheduler = BatchScheduler(max_rows, max_queue, ChunkSize(chunk_tokens, 0.05), self.memory)
         self.heard: dict[int, Heard] = {}
         self.wishes: dict[int, Wish] = {}
         self.now_s = 0.0
@@ -72,7 +88,7 @@ class Bench:
             self.end(step)
         return step
 
-    def run(self, turns: int = 1000) -> None:
+    def run(self, turns: int = 500) -> None:
         """Until there is nothing to do."""
         for _ in range(turns):
             if self.turn() is None:
@@ -138,6 +154,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel_nobody(self) -> None:
         self.bench.scheduler.cancel(10_000, self.bench.now_s)
 
+    @rule(limit=st.sampled_from([0, 30, 290, 600, 100_000]))
+    def memory_changes(self, limit: int) -> None:
+        self.bench.memory.limit = limit
+
     @precondition(lambda self: self.step is None)
     @rule()
     def begin_turn(self) -> None:
@@ -178,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def books_agree(self) -> None:
         scheduler, engine = self.bench.scheduler, self.bench.engine
         assert set(scheduler.requests) == {row for row, heard in self.bench.heard.items() if heard.end is None}
-        assert scheduler.num_prefilling + scheduler.num_decoding <= MAX_ROWS
+        assert scheduler.num_prefilling + scheduler.num_decoding + scheduler.num_aside <= MAX_ROWS
         for row_id, wish in self.bench.wishes.items():
             assert engine.num_steps_of.get(row_id, 0) <= wish.max_tokens, f"row {row_id} is stepped for nothing"
             heard = self.bench.heard[row_id]
@@ -191,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.step is not None:
             self.end_turn()
         self.bench.engine.fail_step = self.bench.engine.fail_prompt = False
-        self.bench.run()
+        self.bench.run()  # with whatever memory there is: if it is none, one row at a time
         for row_id, heard in self.bench.heard.items():
             if row_id not in self.cancelled and not isinstance(heard.end, Error):
                 self.bench.assert_answered(row_id)
@@ -231,6 +251,33 @@ def test_a_row_leaves_when_its_last_token_is_dispatched_and_the_next_takes_its_p
     assert isinstance(bench.heard[first].end, Done)
     assert bench.turn() == Step(leave=(second,))
     assert bench.turn() is None
+
+
+def test_rows_go_aside_youngest_first_and_come_back_eldest_first() -> None:
+    bench = Bench()
+    rows = [bench.submit([4 + i], max_tokens=20) for i in range(3)]
+    bench.turn()
+    bench.memory.limit = 2
+    assert bench.turn() == Step(set_aside=(rows[2], rows[1]))
+    late = bench.submit([9], max_tokens=1)
+    assert bench.turn() == Step(), "no newcomer while an elder row is aside"
+    bench.memory.limit = 100_000
+    assert bench.turn() == Step(bring_back=(rows[1], rows[2]), admit=(bench.spec(late),), merge=(late,))
+    bench.run()
+    for row_id in (*rows, late):
+        bench.assert_answered(row_id)
+
+
+def test_a_row_aside_may_be_cancelled() -> None:
+    bench = Bench()
+    stays, goes = bench.submit([5], max_tokens=9), bench.submit([6], max_tokens=9)
+    bench.turn()
+    bench.memory.limit = 2
+    assert bench.turn() == Step(set_aside=(goes,))
+    bench.scheduler.cancel(goes, bench.now_s)
+    assert bench.turn() == Step(leave=(goes,))
+    bench.run()
+    bench.assert_answered(stays)
 
 
 def test_a_cancelled_row_leaves_in_the_next_turn_and_its_token_is_dropped() -> None:
@@ -283,7 +330,8 @@ def test_a_long_prompt_ends_although_short_ones_never_stop_coming() -> None:
     bench = Bench()
     long = bench.submit([1] * 60, max_tokens=1)
     for _ in range(300):
-        bench.submit([2] * 8, max_tokens=1)
+        with suppress(Overloaded):  # the long one's turns are at the expense of theirs
+            bench.submit([2] * 8, max_tokens=1)
         bench.turn()
         if bench.heard[long].end:
             break

@@ -319,7 +319,7 @@ async def test_the_books_can_be_read_and_sent() -> None:
         report = daemon.service.status().report
         assert report["model"]["name"] == "parrot"
         assert report["model"]["context_tokens"] == 9
-        assert report["rows"] == {"running": 0, "prefilling": 0, "waiting": 1, "max": INFO.max_rows}
+        assert report["rows"] == {"running": 0, "prefilling": 0, "set_aside": 0, "waiting": 1, "max": INFO.max_rows}
         totals = report["totals"]
         assert (totals["requests"], totals["completed"]) == (1, 1)
         assert (totals["prompt_tokens"], totals["generated_tokens"]) == (3, 4)
@@ -348,7 +348,7 @@ class Faulty(ByteTokenizer):
     def encode(self, text: str) -> list[int]:
         raise ZeroDivisionError("a fault of the tokenizer's")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], /, **variables: Any) -> list[int]:
         raise ZeroDivisionError("a fault of the tokenizer's")
 
 

@@ -54,6 +54,25 @@ RENAMED = [
     ("post_attention_layernorm", "ffn_norm"),
     ("input_layernorm", "attn_norm"),
 ]
+GEMMA = {
+    "rms_norm_eps": 1e-6,
+    "num_hidden_layers": 5,
+    "rope_local_base_freq": 10000.0,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+}
+GEMMA_KEYS = {
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+}
+GEMMA_RENAMED = [
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    *RENAMED,
+]
 # A vocabulary of every byte and some words, enough for a tokenizer.
 LETTERS = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144))]
 PIECES = [*LETTERS, "he", "ll", "hell", "hello", "<|end|>"]
@@ -71,12 +90,16 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 
 def random_model(model_type: str, **changed: Any) -> tuple[Any, dict[str, Any]]:
     """A model of this type with random parameters, norms among them, and its configuration."""
-    config = {"model_type": model_type, **SIZES, **changed}
+    is_gemma = model_type == "gemma3_text"
+    config = {"model_type": model_type, **SIZES, **(GEMMA if is_gemma else {}), **changed}
     family = import_module(f"mlx_lm.models.{model_type}")
     model = family.Model(family.ModelArgs.from_dict(config))
+    if is_gemma and config["tie_word_embeddings"]:
+        model.sanitize({})
     mx.random.seed(len(str(config)))
     parameters = [(name, mx.random.normal(array.shape) * 0.1) for name, array in tree_flatten(model.parameters())]
-    model.load_weights([(name, array + ("norm" in name)) for name, array in parameters])
+    # A norm's weight is about 1; Gemma's norms add that themselves.
+    model.load_weights([(name, array + ("norm" in name and not is_gemma)) for name, array in parameters])
     mx.eval(model.parameters())
     return model, config
 
@@ -96,7 +119,10 @@ def tensors_of(model: Any, config: Mapping[str, Any]) -> Arrays:
             rows = pairs_side_by_side(rows, config["num_attention_heads"])
         if config["model_type"] == "llama" and ".k_proj." in name:
             rows = pairs_side_by_side(rows, config["num_key_value_heads"])
-        for ours, theirs in RENAMED:
+        is_gemma = config["model_type"] == "gemma3_text"
+        if is_gemma and name.endswith("norm.weight"):
+            rows = rows + np.float32(1)
+        for ours, theirs in GEMMA_RENAMED if is_gemma else RENAMED:
             name = name.replace(ours, theirs)
         tensors[name] = rows
     return tensors
@@ -105,8 +131,9 @@ def tensors_of(model: Any, config: Mapping[str, Any]) -> Arrays:
 def metadata_of(config: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
     """The metadata of a file with this model. changed: keys after the architecture, dots as double underscores; None
     takes a key away."""
-    architecture = config["model_type"]
-    found = {f"{architecture}.{key}": config[ours] for ours, key in KEYS.items()}
+    architecture = config["model_type"].removesuffix("_text")
+    keys = {**KEYS, **(GEMMA_KEYS if architecture == "gemma3" else {})}
+    found = {f"{architecture}.{key}": config[ours] for ours, key in keys.items()}
     found |= {f"{architecture}.attention.{side}_length": config["head_dim"] for side in ("key", "value")}
     found |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in changed.items()}
     whole = {"general.architecture": architecture, "general.name": "Tiny", **VOCABULARY, **found}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from lanes.gguf.families import plan
 from lanes.gguf.header import GgufError, read_header
@@ -61,6 +62,20 @@ def llama3_factors(base: float, width: int, factor: float) -> list[float]:
         ("qwen2", {"tie_word_embeddings": False}, {"attention__key_length": None, "attention__value_length": None}),
         ("qwen3", {}, {}),
         ("qwen3", {"head_dim": 32, "tie_word_embeddings": False}, {}),
+        ("gemma3_text", {}, {}),
+        ("gemma3_text", {"tie_word_embeddings": False, "rope_local_base_freq": 500.0}, {}),
+        ("gemma3_text", {"sliding_window_pattern": 1}, {}),
+        ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 32}, {}),
+        (
+            "gemma3_text",
+            {"num_hidden_layers": 8, "sliding_window_pattern": 6},
+            {"attention__sliding_window_pattern": None, "rope__freq_base_swa": None, "rope__dimension_count": None},
+        ),
+        (
+            "gemma3_text",
+            {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0},
+        ),
     ],
 )
 def test_round_trip(tmp_path: Path, model_type: str, changed: dict[str, Any], keys: dict[str, Any]) -> None:
@@ -143,8 +158,64 @@ def test_refused_by_name(tmp_path: Path, keys: dict[str, Any], change: Change | 
         load(str(path))
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen35moe", 7])
+def test_gemmas_largest_model_scales_its_scores_otherwise(tmp_path: Path) -> None:
+    """The file does not say so: the model with 62 layers is known by their number."""
+    changed = {"num_hidden_layers": 62, "sliding_window_pattern": 6, "query_pre_attn_scalar": 16, "head_dim": 32}
+    model, config = models.random_model("gemma3_text", **changed, hidden_size=64, intermediate_size=32)
+    loaded = load(str(models.write_model(tmp_path / "a.gguf", model, config)), dtype="float32")
+    assert np.array_equal(models.logits(loaded.model), models.logits(model))
+
+
+@pytest.mark.parametrize(
+    ("keys", "change", "words"),
+    [
+        ({"attention__sliding_window": 0}, None, r"gemma3\.attention\.sliding_window = 0"),
+        ({"attention__sliding_window": None}, None, r"gemma3\.attention\.sliding_window = None"),
+        ({"attention__sliding_window_pattern": 0}, None, r"sliding_window_pattern = 0"),
+        ({"attention__sliding_window_pattern": 6}, None, r"sliding_window_pattern = 6"),
+        ({"attention__sliding_window_pattern": [True, False]}, None, r"sliding_window_pattern = \[True, False\]"),
+        ({"rope__freq_base": None}, None, r"gemma3\.rope\.freq_base = None"),
+        ({"final_logit_softcapping": 30.0}, None, r"gemma3\.final_logit_softcapping = 30"),
+        ({"attn_logit_softcapping": 50.0}, None, r"gemma3\.attn_logit_softcapping = 50"),
+        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, None, r"rope\.scaling\.original_context_length"),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 128,
+            },
+            None,
+            r"gemma3\.rope\.scaling\.type",
+        ),
+        ({}, without("blk.2.post_ffw_norm.weight"), r"lacks 1 of .*layers\.2\.post_feedforward_layernorm"),
+        ({}, also("blk.0.ffn_post_norm.weight", 64), r"the tensor blk\.0\.ffn_post_norm\.weight"),
+        ({}, also("v.blk.0.attn_q.weight", 4, 4), r"the tensor v\.blk\.0\.attn_q\.weight"),
+    ],
+)
+def test_gemma_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], change: Change | None, words: str) -> None:
+    model, config = models.random_model("gemma3_text")
+    tensors = models.tensors_of(model, config)
+    if change is not None:
+        change(tensors)
+    path = writer.write(tmp_path / "a.gguf", models.metadata_of(config, **keys), tensors)
+    with pytest.raises(LoadError, match=words):
+        load(str(path))
+
+
+@pytest.mark.parametrize("kind", [writer.F16, writer.BF16])
+def test_gemmas_norms_have_their_own_type(tmp_path: Path, kind: int) -> None:
+    """Norms are float32 in a file of any type, and come back to the last bit although 1 was added to them."""
+    model, config = models.random_model("gemma3_text")
+    path = models.write_model(tmp_path / "a.gguf", model, config, kind)
+    loaded = load(str(path), dtype="float32")
+    for name, array in tree_flatten(model.parameters()):
+        if name.endswith("norm.weight"):
+            ours = dict(tree_flatten(loaded.model.parameters()))[name]
+            assert np.array_equal(1 + np.array(ours), 1 + np.array(array))
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3n", "qwen35moe", 7])
 def test_other_architectures_are_named(tmp_path: Path, architecture: object) -> None:
     path = writer.write(tmp_path / "a.gguf", {"general.architecture": architecture}, {})
-    with pytest.raises(GgufError, match=f"architecture {architecture!r}; GGUF files of llama, qwen2, qwen3"):
+    with pytest.raises(GgufError, match=f"architecture {architecture!r}; GGUF files of llama, qwen2, qwen3, gemma3 "):
         plan(read_header(path))

@@ -85,6 +85,21 @@ def test_sentencepiece_decodes_alike(tokens: list[int]) -> None:
 SENTENCES = read_tokenizer(header(sentences.metadata()))
 
 
+# Texts in which the pieces that a user has defined touch each other, begin, and are spelled with their own space.
+defined_texts = st.lists(
+    st.sampled_from([*sentences.USER_DEFINED, " ", "\u2581", "<", "b", "[x", " row", "The", "aa", "\t", "Ü"]), max_size=20
+).map("".join)
+LIKE_GEMMA = read_tokenizer(header(sentences.metadata(like_gemma=True)))
+
+
+@given(st.one_of(texts, dense_texts, defined_texts))
+def test_pieces_that_a_user_defined_are_found_as_sentencepiece_does(text: str) -> None:
+    trained = sentences.processor(like_gemma=True)
+    tokens = LIKE_GEMMA.encode(text, add_special_tokens=False)
+    assert tokens == trained.encode(text)
+    assert LIKE_GEMMA.decode(tokens) == trained.decode(tokens)
+
+
 def test_sentencepieces_special_tokens() -> None:
     trained = sentences.processor()
     assert SENTENCES.encode("row") == [trained.bos_id(), *trained.encode("row")]
@@ -165,10 +180,10 @@ def test_begin_of_text_is_the_files_or_the_kinds_choice() -> None:
 
 
 def test_all_ends_are_known() -> None:
-    pieces = [*models.PIECES, "<|im_end|>", "<|eot_id|>"]
-    kinds = [1] * (len(pieces) - 2) + [3, 1]
+    pieces = [*models.PIECES, "<|im_end|>", "<end_of_turn>", "<|eot_id|>"]
+    kinds = [1] * (len(pieces) - 3) + [3, 3, 1]
     found = end_ids(small(tokens=pieces, token_type=kinds, eot_token_id=5, eom_token_id=10**6))
-    assert found == {5, len(models.PIECES) - 1, len(models.PIECES)}
+    assert found == {5, len(models.PIECES) - 1, len(models.PIECES), len(models.PIECES) + 1}
 
 
 @pytest.mark.parametrize(

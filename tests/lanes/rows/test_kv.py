@@ -221,6 +221,15 @@ def test_rows_come_leave_and_move_in_place() -> None:
     assert peak_bytes_of(turns) < ARRAY_BYTES // 8
 
 
+def test_a_taken_row_does_not_keep_the_lanes_arrays_alive() -> None:
+    before = mx.get_active_memory()
+    rows = big()
+    taken = rows.take(3, 600)
+    rows.clear()
+    assert mx.get_active_memory() - before < ARRAY_BYTES
+    assert taken.offset == 600
+
+
 def test_the_measure_sees_a_copy() -> None:
     """Something that still holds the old array turns the write into a copy: the two tests above would notice."""
     rows = big()

@@ -4,7 +4,8 @@ import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanes.rows.positions import BUCKET_TOKENS, READ_TOKENS, Positions, capacity_for
+from lanes.rounding import BUCKET_TOKENS, READ_TOKENS, capacity_for
+from lanes.rows.positions import Positions
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 1000), st.sampled_from([255, 256, 257, 511, 512])), min_size=1, max_size=6)
 
