@@ -23,7 +23,8 @@ from lanes.machine import memory_bytes
 from lanes.rows import rows_like
 from lanes.rows.columns import ColumnRows
 from lanes.serial import SoloCaches
-from lanes.solo import RowMaker, check_quantized
+from lanes.sharing import shared_prompt_tokens
+from lanes.solo import RowMaker
 from lanes.tuning import backend, tune
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
     """
     model = loaded.model
     make_row = RowMaker(model, settings.kv_bits, settings.kv_group_size)
-    if settings.kv_bits is not None:
-        check_quantized(make_row)
     tuning = tune(model, settings.compile)
     choice = choose_lane(make_row)
     logger.info("%s runs in the %s lane: %s; %s", loaded.name, choice.lane, choice.reason, tuning)
@@ -60,6 +59,7 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
         weight_bytes=loaded.weight_bytes,
         memory_bytes=device_memory_bytes(),
         geometry=geometry_of(make_row) if choice.lane == "batch" else None,
+        shared_prompt_tokens=shared_prompt_tokens(make_row) if choice.lane == "batch" else 0,
         dtype=loaded.dtype,
         backend=backend(),
         blas=blas,

@@ -55,11 +55,11 @@ def choose_lane(make_row: RowMaker) -> Choice:
     if unfit := unfit_part(make_row.model):
         return Choice("serial", unfit, kinds)
     try:
-        difference = probe(make_row)
+        off = probe(make_row)
     except Exception as error:
         return Choice("serial", f"rows side by side fail: {type(error).__name__}: {error}", kinds)
-    if not difference <= TOLERATED_DIFFERENCE:
-        return Choice("serial", f"side by side, rows' logits are off by {difference:.0%} of their range", kinds)
+    if not off <= TOLERATED_DIFFERENCE:
+        return Choice("serial", f"side by side, rows' logits are off by {off:.0%} of their range", kinds)
     named = " and ".join(sorted(set(kinds)))
     return Choice("batch", f"its caches are {named}, and rows side by side agree with each alone", kinds)
 
@@ -100,12 +100,18 @@ def probe(make_row: RowMaker) -> float:
     worst = 0.0
     for step in range(PROBE_STEPS):
         token = mx.array([[step + 1]])
-        alone = mx.concatenate([model(token, cache=row)[:, -1] for row in rows]).astype(mx.float32)
-        beside = model(mx.repeat(token, len(rows), axis=0), cache=lane.begin_step())[:, -1].astype(mx.float32)
+        alone = mx.concatenate([model(token, cache=row)[:, -1] for row in rows])
+        beside = model(mx.repeat(token, len(rows), axis=0), cache=lane.begin_step())[:, -1]
         lane.end_step()
-        # Logits that a model switches off are equal, infinite, and no part of the range.
-        finite = mx.isfinite(alone)
-        span = mx.max(mx.where(finite, alone, -mx.inf), axis=-1) - mx.min(mx.where(finite, alone, mx.inf), axis=-1)
-        off = mx.max(mx.where(alone == beside, 0.0, mx.abs(beside - alone)), axis=-1) / mx.maximum(span, 1e-6)
-        worst = max(worst, cast(float, mx.max(off).item()))
+        worst = max(worst, difference(alone, beside))
     return worst
+
+
+def difference(alone: mx.array, beside: mx.array) -> float:
+    """The largest difference of two lots of logits [rows, vocabulary], as a part of the first ones' range."""
+    alone, beside = alone.astype(mx.float32), beside.astype(mx.float32)
+    # Logits that a model switches off are equal, infinite, and no part of the range.
+    finite = mx.isfinite(alone)
+    span = mx.max(mx.where(finite, alone, -mx.inf), axis=-1) - mx.min(mx.where(finite, alone, mx.inf), axis=-1)
+    off = mx.max(mx.where(alone == beside, 0.0, mx.abs(beside - alone)), axis=-1) / mx.maximum(span, 1e-6)
+    return cast(float, mx.max(off).item())

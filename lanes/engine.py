@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from lanes.decoder import Decoder, Dispatched
 from lanes.lane import Chunk, EngineFailed, EngineGauges, ModelInfo, Sampling, Step, StepResult
-from lanes.prefill import Prefill
+from lanes.prefill import Prefill, dispatch_together
 from lanes.solo import RowMaker
 
 T = TypeVar("T")
@@ -67,13 +67,13 @@ class MlxEngine:
         if len(self.decoder):
             self._unread = self._decode(lambda: self.decoder.dispatch(self._queued_tokens))
             self._queued_tokens = 0
-        waiting_for = self._begin_chunk(step.chunk) if step.chunk else []
+        waiting_for = self._begin_chunk(step.chunk, step.sharing) if step.chunk else []
         tokens: list[tuple[int, int]] = []
         chunk_tokens = 0
         if previous:
             tokens, chunk_tokens = self._read(previous), previous.behind_tokens
         elif step.chunk and not self._unread:
-            self._prompt(step.chunk.row_id, lambda: mx.eval(waiting_for))
+            self._prompt((step.chunk.row_id, *step.sharing), lambda: mx.eval(waiting_for))
             chunk_tokens, self._queued_tokens = self._queued_tokens, 0
         now_s = time.perf_counter()
         # A step dispatched by the last turn began when that turn ended; other work begins with this one.
@@ -132,21 +132,26 @@ class MlxEngine:
                 self._aside[row_id].next_token = token
         return tokens
 
-    def _begin_chunk(self, chunk: Chunk) -> list[mx.array]:
+    def _begin_chunk(self, chunk: Chunk, sharing: tuple[int, ...]) -> list[mx.array]:
         """Queue a chunk behind the step that is dispatched; returns what to wait for."""
-        prompt = self._prompts.get(chunk.row_id)
-        if prompt is None:
+        row_ids = (chunk.row_id, *sharing)
+        prompts = [self._prompts[row_id] for row_id in row_ids if row_id in self._prompts]
+        if not prompts:
             return []
-        self._queued_tokens += chunk.stop - chunk.start
-        return self._prompt(chunk.row_id, lambda: prompt.dispatch(chunk)) or []
+        if not sharing:
+            self._queued_tokens += chunk.stop - chunk.start
+            return self._prompt(row_ids, lambda: prompts[0].dispatch(chunk)) or []
+        self._queued_tokens += sum(len(prompt.spec.prompt) - 1 for prompt in prompts)
+        return self._prompt(row_ids, lambda: dispatch_together(self.make_row, prompts)) or []
 
-    def _prompt(self, row_id: int, work: Callable[[], T]) -> T | None:
-        """Do a prompt's work; should it fail, that row ends alone."""
+    def _prompt(self, row_ids: tuple[int, ...], work: Callable[[], T]) -> T | None:
+        """Do prompts' work; should it fail, these rows end alone."""
         try:
             return work()
         except Exception as error:
-            self._prompts.pop(row_id, None)
-            self._failures.append((row_id, f"processing the prompt failed: {error}"))
+            for row_id in row_ids:
+                self._prompts.pop(row_id, None)
+                self._failures.append((row_id, f"processing the prompt failed: {error}"))
             return None
 
     def _decode(self, work: Callable[[], T], concerned: tuple[int, ...] = ()) -> T | None:

@@ -52,7 +52,11 @@ class Chunk:
 class Step:
     """One turn of the engine, carried out in the order of the fields: rows leave, merged rows are set aside as they
     are, rows come, rows whose prompt is processed are merged, rows that were set aside are merged again, all merged
-    rows decode one token, and at most one chunk of a prompt is processed."""
+    rows decode one token, and at most one chunk of a prompt is processed.
+
+    sharing: further rows whose whole prompts are processed in one pass with chunk, which is a whole prompt then too;
+    each has been admitted, has nothing processed, and is of at most ModelInfo.shared_prompt_tokens.
+    """
 
     leave: tuple[int, ...] = ()
     set_aside: tuple[int, ...] = ()
@@ -60,6 +64,7 @@ class Step:
     merge: tuple[int, ...] = ()
     bring_back: tuple[int, ...] = ()
     chunk: Chunk | None = None
+    sharing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class ModelInfo:
     """What is known of the model once it is loaded. Sizes in bytes; context_tokens None where the model sets no limit.
 
     cache_kinds: one per cache, in the model's order. lane: "batch" or "serial", with the reason. memory_bytes: what
-    the device has for everything. geometry: None where the caches are of no known kind.
+    the device has for everything. geometry: None where the caches are of no known kind. shared_prompt_tokens: prompts
+    up to this length gain from sharing a forward pass; 0 where they must not.
     """
 
     name: str
@@ -102,6 +108,7 @@ class ModelInfo:
     weight_bytes: int
     memory_bytes: int
     geometry: RowGeometry | None
+    shared_prompt_tokens: int
     dtype: str
     backend: str
     blas: str

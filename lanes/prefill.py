@@ -1,13 +1,22 @@
-"""A prompt on its way: processed alone and unpadded, chunk by chunk, in mlx-lm's own caches."""
+"""A prompt on its way: processed alone and unpadded, chunk by chunk, in mlx-lm's own caches.
+
+Several short prompts may share one forward pass. They are padded on the right, where causal attention lets nothing of
+the padding into a row, and each row is cut out to its own length; so it is exact where every cache has columns, and no
+ring is shorter than the longest of the prompts. Recurrent state would take the padding in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import CacheList
 
 from lanes.lane import Chunk, RowSpec
+from lanes.rows import rows_like
+from lanes.rows.columns import ColumnRows
 from lanes.solo import RowMaker
 
 
@@ -36,7 +45,35 @@ class Prefill:
         tokens = mx.array(self.spec.prompt[chunk.start : chunk.stop], dtype=mx.int32)[None]
         self.model(tokens, cache=self.caches)
         self.processed = chunk.stop
-        leaves = tree_flatten([cache.state for cache in self.caches])
-        state = [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
-        mx.async_eval(state)
-        return state
+        return _begin(self.caches)
+
+
+def dispatch_together(make_row: RowMaker, prompts: Sequence[Prefill]) -> list[mx.array]:
+    """Begin to process several prompts, none of which has been begun, up to the last token but one of each."""
+    lengths = [len(prompt.spec.prompt) - 1 for prompt in prompts]
+    longest = max(lengths)
+    padded = [[*prompt.spec.prompt[:-1], *[0] * (longest - n)] for prompt, n in zip(prompts, lengths, strict=True)]
+    together = make_row()
+    make_row.model(mx.array(padded, dtype=mx.int32), cache=together)
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        prompt.caches = [_row_of(cache, row, longest, length) for cache in together]
+        prompt.processed = length
+    return _begin(together)
+
+
+def _row_of(cache: Any, row: int, padded: int, length: int) -> Any:
+    """One row of a cache of several, cut to its own length."""
+    if isinstance(cache, CacheList):
+        return CacheList(*(_row_of(member, row, padded, length) for member in cache.caches))
+    rows = rows_like(cache)
+    assert isinstance(rows, ColumnRows), f"{type(cache).__name__} has no columns to cut out"
+    ((_, parts),) = rows.solo_parts(cache, padded)
+    return rows.solo_row([part[row : row + 1, :, :length] for part in parts], length)
+
+
+def _begin(caches: list[Any]) -> list[mx.array]:
+    """Start the computation of caches; returns their arrays."""
+    leaves = tree_flatten([cache.state for cache in caches])
+    state = [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
+    mx.async_eval(state)
+    return state

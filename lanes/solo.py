@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from lanes.rows.rotating_qkv import RotatingQuantizedCache
@@ -39,18 +38,3 @@ class RowMaker:
         if type(cache) is ArraysCache:
             return cache
         raise CannotQuantize(f"{type(cache).__name__} has no quantized form")
-
-
-def check_quantized(make_row: RowMaker) -> None:
-    """Run two chunks and a step of one row. Raises CannotQuantize where the model's attention cannot do it."""
-    try:
-        row = make_row()
-        for num_tokens in (5, 3, 1):
-            logits = make_row.model(mx.zeros((1, num_tokens), dtype=mx.int32), cache=row)
-            mx.eval(logits)
-    except CannotQuantize:
-        raise
-    except Exception as error:
-        raise CannotQuantize(f"the model's attention fails: {type(error).__name__}: {error}") from error
-    if not cast(bool, mx.all(mx.isfinite(logits)).item()):
-        raise CannotQuantize("the model's logits are not finite")

@@ -143,11 +143,12 @@ class Daemon:
 
     def __init__(self, options: Options, thread: ModelThread, engine: Engine, tokenizer: Tokenizer) -> None:
         self.options = options
+        info = engine.info
         self.metrics = Metrics(self._readings)
         self.metrics.loaded(engine.info)
-        budget = Budget.for_model(engine.info, options.kv_cache_memory_bytes)
+        budget = Budget.for_model(info, options.kv_cache_memory_bytes)
         chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
-        scheduler = BatchScheduler(engine.info.max_rows, options.max_queue, chunk_size, budget)
+        scheduler = BatchScheduler(info.max_rows, options.max_queue, chunk_size, budget, info.shared_prompt_tokens)
         self.loop = Loop(scheduler, engine, thread, self.metrics)
         self.service = Service(options, engine.info, tokenizer, self.loop, self.metrics, version("laned"))
         self._limits = Limits(

@@ -15,7 +15,6 @@ from scheduler.errors import Overloaded
 from scheduler.rates import ChunkSize
 from scheduler.request import Request, State
 
-
 # When a row will be free is not known; a client that asks again once a second is no burden.
 RETRY_AFTER_S = 1.0
 
@@ -23,11 +22,19 @@ RETRY_AFTER_S = 1.0
 class BatchScheduler:
     """All requests of a daemon that are not told their end yet, and the rows of those that the engine still holds."""
 
-    def __init__(self, max_rows: int, max_queue: int, chunk_size: ChunkSize, budget: Budget = UNLIMITED) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_queue: int,
+        chunk_size: ChunkSize,
+        budget: Budget = UNLIMITED,
+        shared_prompt_tokens: int = 0,
+    ) -> None:
         self.max_rows = max_rows
         self.max_queue = max_queue
         self.chunk_size = chunk_size
         self.budget = budget
+        self.shared_prompt_tokens = shared_prompt_tokens
         self.requests: dict[int, Request] = {}
         self._queue: deque[Request] = deque()
         self._prompts: dict[int, Request] = {}
@@ -89,7 +96,7 @@ class BatchScheduler:
             self._merged[request.row_id] = request
             request.advance(State.DECODING)
             request.times.merged_s = now_s
-        chunk = self._next_chunk()
+        chunk, sharing = self._next_chunk()
         if not (leave or set_aside or admit or chunk or self._merged or self._unread):
             return None
         return Step(
@@ -99,6 +106,7 @@ class BatchScheduler:
             merge=tuple(request.row_id for request in merge),
             bring_back=bring_back,
             chunk=chunk,
+            sharing=sharing,
         )
 
     def apply(self, step: Step, result: StepResult, now_s: float) -> Iterator[tuple[Request, float | None]]:
@@ -112,6 +120,9 @@ class BatchScheduler:
             request.num_dispatched += 1
         if step.chunk and step.chunk.row_id in self._prompts:
             self._prompts[step.chunk.row_id].num_processed = step.chunk.stop
+        for row_id in step.sharing:
+            if row_id in self._prompts:
+                self._prompts[row_id].num_processed = len(self._prompts[row_id].wish.prompt) - 1
         for row_id, token in result.tokens:
             if row_id not in self.requests:
                 continue  # it ended while this step ran
@@ -187,17 +198,42 @@ class BatchScheduler:
     def _solo(self) -> list[int]:
         return self._prompt_lengths() + [request.length for request in self._aside.values()]
 
-    def _next_chunk(self) -> Chunk | None:
-        """A part of the prompt that has least left; a prompt that others have passed counts as that much shorter, so
-        that each waits for no more than its own length of theirs. Of equals, the one that came first."""
+    def _next_chunk(self) -> tuple[Chunk | None, tuple[int, ...]]:
+        """A part of the prompt that has least left, and the other short prompts that share its pass.
+
+        A prompt that others have passed counts as that much shorter, so that each waits for no more than its own length
+        of theirs. Of equals, the one that came first.
+        """
         request = min(self._prompts.values(), key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
         if request is None:
-            return None
-        size = min(self.chunk_size.tokens(rows_decoding=bool(self._merged)), request.num_prompt_left)
+            return None, ()
+        most = self.chunk_size.tokens(rows_decoding=bool(self._merged))
+        size = min(most, request.num_prompt_left)
+        sharing = self._sharing(request, most)
         for other in self._prompts.values():
-            if other is not request:
-                other.num_passed_tokens += size
-        return Chunk(request.row_id, request.num_processed, request.num_processed + size)
+            if other is not request and other not in sharing:
+                other.num_passed_tokens += size * (1 + len(sharing))
+        chunk = Chunk(request.row_id, request.num_processed, request.num_processed + size)
+        return chunk, tuple(other.row_id for other in sharing)
+
+    def _sharing(self, first: Request, most_tokens: int) -> list[Request]:
+        """Other prompts, whole and short like the first, that fit into one pass with it when all are padded to the
+        longest."""
+
+        def is_short(request: Request) -> bool:
+            return request.num_processed == 0 and 0 < request.num_prompt_left <= self.shared_prompt_tokens
+
+        if not is_short(first):
+            return []
+        others = [request for request in self._prompts.values() if request is not first and is_short(request)]
+        chosen: list[Request] = []
+        longest = first.num_prompt_left
+        for request in sorted(others, key=lambda request: request.num_prompt_left):
+            longest = max(longest, request.num_prompt_left)
+            if longest * (len(chosen) + 2) > most_tokens:
+                break
+            chosen.append(request)
+        return chosen
 
     def check(self) -> None:
         """Every request is in exactly one place."""

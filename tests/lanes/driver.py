@@ -12,7 +12,7 @@ from lanes.forward import CompiledForward, eager
 from lanes.lane import Chunk, ModelInfo, RowSpec, Step
 from lanes.solo import RowMaker
 
-INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, "float32", "cpu", "stock")
+INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, 0, "float32", "cpu", "stock")
 
 
 def engine_for(model: Any, max_rows: int = 32, *, compiled: bool = False) -> MlxEngine:

@@ -6,11 +6,13 @@ of ours turns at other columns than mlx-lm's: sums are taken in another order th
 
 import pkgutil
 import re
+import sys
 from functools import lru_cache
 
 import mlx.core as mx
 import mlx_lm.models
 import pytest
+from mlx_lm.models import base
 
 from lanes.choice import choose_lane
 from lanes.solo import CannotQuantize, RowMaker
@@ -42,6 +44,15 @@ QUICK = (
 )
 each = [(name, () if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 model_of = lru_cache(make_model)
+
+
+@pytest.fixture(autouse=True)
+def _attention_of_mlx_lm() -> None:
+    """Tests of other forms of attention leave them in the modules of models."""
+    name = "scaled_dot_product_attention"
+    for module in [module for key, module in sys.modules.items() if key.startswith("mlx_lm.models.")]:
+        if hasattr(module, name):
+            setattr(module, name, getattr(base, name))
 
 
 def allowed(family: str, kinds: set[str]) -> float:

@@ -20,6 +20,7 @@ INFO = ModelInfo(
     weight_bytes=0,
     memory_bytes=1 << 30,
     geometry=None,
+    shared_prompt_tokens=0,
     dtype="float32",
     backend="cpu",
     blas="none",

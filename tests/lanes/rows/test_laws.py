@@ -48,8 +48,8 @@ def tokens_of(row: int, start: int, stop: int) -> mx.array:
     return stream[None, start:stop]
 
 
-# What rows have before them: arrays [rows, columns, numbers], and which columns a row sees, bool [rows, columns]; a pair
-# for each cache of a layer.
+# What rows have before them, for each cache of a layer: arrays [rows, columns, numbers], and which columns a row sees,
+# bool [rows, columns].
 Looks = list[tuple[mx.array, mx.array]]
 
 
