@@ -36,7 +36,7 @@ REPETITIONS = 5
 
 
 class LaneAttention:
-    """Stands where a model's module has scaled_dot_product_attention."""
+    """Stands where a model's module has scaled_dot_product_attention. backend: cpu, cuda or metal."""
 
     def __init__(self, form: Form, backend: str) -> None:
         self.form = form
@@ -179,10 +179,10 @@ class _Calls:
         return best / 4
 
 
-def install(model: Any, form: Form, backend: str) -> None:
-    """Have the modules that the model's layers come from take this form. backend: cpu, cuda or metal."""
+def install(model: Any, attention: LaneAttention) -> None:
+    """Have the modules that the model's layers come from call this."""
     for name in {type(module).__module__ for module in model.modules()}:
         module = sys.modules[name]
         present = getattr(module, NAME, None)
         if present is base.scaled_dot_product_attention or isinstance(present, LaneAttention):
-            setattr(module, NAME, LaneAttention(form, backend))
+            setattr(module, NAME, attention)

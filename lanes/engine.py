@@ -56,7 +56,7 @@ class MlxEngine:
         for row_id in step.set_aside:
             self._set_aside(row_id)
         if step.set_aside:
-            self.decoder.caches.shrink()
+            self._decode(self.decoder.caches.shrink)
         for spec in step.admit:
             self._prompts[spec.row_id] = Prefill(self.make_row, spec)
         for row_id in step.merge:
@@ -125,6 +125,7 @@ class MlxEngine:
         # Rows that have left since are waiting for this last token of theirs.
         tokens = self._decode(dispatched.read, concerned=tuple(row for row in dispatched.rows if row is not None))
         if tokens is None:
+            self._unread = None  # it stands on the step that failed
             return []
         self._step_failed_before = False
         for row_id, token in tokens:
@@ -138,11 +139,13 @@ class MlxEngine:
         prompts = [self._prompts[row_id] for row_id in row_ids if row_id in self._prompts]
         if not prompts:
             return []
-        if not sharing:
-            self._queued_tokens += chunk.stop - chunk.start
-            return self._prompt(row_ids, lambda: prompts[0].dispatch(chunk)) or []
-        self._queued_tokens += sum(len(prompt.spec.prompt) - 1 for prompt in prompts)
-        return self._prompt(row_ids, lambda: dispatch_together(self.make_row, prompts)) or []
+        before = sum(prompt.processed for prompt in prompts)
+        if sharing:
+            begun = self._prompt(row_ids, lambda: dispatch_together(self.make_row, prompts))
+        else:
+            begun = self._prompt(row_ids, lambda: prompts[0].dispatch(chunk))
+        self._queued_tokens += sum(prompt.processed for prompt in prompts) - before
+        return begun or []
 
     def _prompt(self, row_ids: tuple[int, ...], work: Callable[[], T]) -> T | None:
         """Do prompts' work; should it fail, these rows end alone."""
@@ -163,7 +166,6 @@ class MlxEngine:
             if self._step_failed_before:
                 raise EngineFailed(f"two steps in a row failed, the last with: {error}") from error
             self._step_failed_before = True
-            self._unread = None
             self.decoder.clear()
             self._failures.extend((row, f"the model's step failed: {error}") for row in sorted(rows))
             return None

@@ -73,7 +73,7 @@ class CompiledForward:
             layers = self.caches.layers
             at = Positions(positions, shape[1])
             for layer, arrays in zip(layers, state, strict=True):
-                layer.positions, layer.state = at, arrays
+                layer.state, layer.positions = arrays, at
             before = [[array.shape for array in arrays] for arrays in state]
             logits = self.model(tokens[:, None], cache=layers)[:, -1, :]
             after = [list(layer.state) for layer in layers]

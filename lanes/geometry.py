@@ -1,5 +1,9 @@
 """How many bytes a row of so many tokens takes, by the geometry of the model's caches. Imports no MLX."""
 
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lanes.rounding import capacity_for, round_rows
@@ -16,6 +20,23 @@ class RowGeometry:
     state_bytes: int = 0
     column_bytes: int = 0
     rings: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def total(cls, parts: Iterable[RowGeometry]) -> RowGeometry:
+        """Of all parts together."""
+        state_bytes = column_bytes = 0
+        rings: Counter[int] = Counter()
+        for part in parts:
+            state_bytes += part.state_bytes
+            column_bytes += part.column_bytes
+            for columns, ring_column_bytes in part.rings:
+                rings[columns] += ring_column_bytes
+        return cls(state_bytes, column_bytes, tuple(sorted(rings.items())))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What does not grow any more in a row longer than every ring."""
+        return self.state_bytes + sum(columns * column_bytes for columns, column_bytes in self.rings)
 
     def row_bytes(self, tokens: int) -> int:
         """A row alone."""

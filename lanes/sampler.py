@@ -14,6 +14,8 @@ import mlx.core as mx
 from lanes.lane import Sampling
 
 _MASK64 = (1 << 64) - 1
+# Settings closer to 0 would be 0, or overflow, in float32.
+LEAST = 1e-30
 
 
 def draw_key(seed: int, position: int) -> tuple[int, int]:
@@ -44,9 +46,9 @@ class Sampler:
         self.all_greedy = all(s.temperature == 0 for s in settings)
         self._greedy = mx.array([s.temperature == 0 for s in settings])
         self._any_greedy = any(s.temperature == 0 for s in settings)
-        self._temperature = _column([s.temperature or 1.0 for s in settings])
+        self._temperature = _column([max(s.temperature, LEAST) if s.temperature else 1.0 for s in settings])
         drawn = [s for s in settings if s.temperature > 0]
-        self._top_p = _column([s.top_p if s.top_p > 0 else 1.0 for s in settings])
+        self._top_p = _column([max(s.top_p, LEAST) if s.top_p else 1.0 for s in settings])
         self._uses_top_p = any(0 < s.top_p < 1 for s in drawn)
         self._min_p = _column([s.min_p for s in settings])
         self._uses_min_p = any(s.min_p > 0 for s in drawn)
@@ -58,7 +60,9 @@ class Sampler:
         likeliest = mx.argmax(logits, axis=-1).astype(mx.int32)
         if self.all_greedy:
             return likeliest
-        scores = self.filtered(logits) / self._temperature
+        scores = self.filtered(logits)
+        # The likeliest token has a score of 0 at every temperature, so that the coldest leaves at least that one.
+        scores = (scores - mx.max(scores, axis=-1, keepdims=True)) / self._temperature
         keys = [draw_key(s.seed, position) for s, position in zip(self.settings, positions, strict=True)]
         drawn = _draw_each(scores, mx.array(keys, dtype=mx.uint32)).astype(mx.int32)
         return mx.where(self._greedy, likeliest, drawn) if self._any_greedy else drawn

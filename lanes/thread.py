@@ -25,12 +25,15 @@ class ModelThread:
     def __init__(self) -> None:
         # Bounded by its callers: each waits for its own answer, so it never holds more than a handful.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ended = False
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call function(*args) on the model's thread and return what it returns, or raise what it raises.
 
         The wait is shielded: a call that MLX has begun cannot be taken back.
         """
+        if self._ended:
+            raise RuntimeError("the model's thread has ended")
         done = trio.Event()
         answer: list[outcome.Outcome[T]] = []
         token = trio.lowlevel.current_trio_token()
@@ -69,4 +72,5 @@ async def open_model_thread() -> AsyncIterator[ModelThread]:
         try:
             yield thread
         finally:
+            thread._ended = True
             thread._jobs.put(None)

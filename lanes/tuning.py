@@ -13,7 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from lanes.attention import Form, install, measure
+from lanes.attention import Form, LaneAttention, install, measure
 from lanes.joined import join_projections
 
 CompileOption = Literal["auto", "on", "off"]
@@ -44,7 +44,7 @@ def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
     """Choose, and change the model accordingly."""
     shape = head_shape(model)
     measured = None if shape is None else measure(*shape)
-    install(model, "fused" if measured is None else measured.form, backend())
+    install(model, LaneAttention("fused" if measured is None else measured.form, backend()))
     on_cuda = backend() == "cuda"
     joined = join_projections(model) if on_cuda else 0
     compiled = on_cuda if compile_option == "auto" else compile_option == "on"
@@ -54,15 +54,19 @@ def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
 
 
 def head_shape(model: Any) -> tuple[int, int, int, mx.Dtype] | None:
-    """Query heads, key heads, their dim and the type of the keys, of the first cache that has keys."""
-    heads = getattr(model.args, "num_attention_heads", None)
-    row = make_prompt_cache(model)
-    model(mx.zeros((1, 2), dtype=mx.int32), cache=row)
-    for cache in row:
-        keys = getattr(cache, "keys", None)
-        if isinstance(keys, mx.array) and isinstance(heads, int) and heads % keys.shape[1] == 0:
-            return heads, keys.shape[1], keys.shape[3], keys.dtype
-    return None
+    """Query heads, key heads, their dim and their type, as the model's first call of attention has them; None if it
+    makes none by the name that we point elsewhere."""
+    seen: list[tuple[int, int, int, mx.Dtype]] = []
+
+    class Watching(LaneAttention):
+        def __call__(self, queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
+            if isinstance(keys, mx.array):
+                seen.append((queries.shape[1], keys.shape[1], keys.shape[3], keys.dtype))
+            return super().__call__(queries, keys, *args, **kwargs)
+
+    install(model, Watching("fused", backend()))
+    model(mx.zeros((1, 2), dtype=mx.int32), cache=make_prompt_cache(model))
+    return seen[0] if seen and seen[0][0] % seen[0][1] == 0 else None
 
 
 def backend() -> str:

@@ -13,7 +13,7 @@ from scheduler.usage import CommandFailed, Parser, UsageError, nearest
 
 
 def _serve(argv: Sequence[str]) -> int:
-    from scheduler import options
+    from scheduler import configuration
 
     parser = Parser(
         "serve",
@@ -26,8 +26,8 @@ def _serve(argv: Sequence[str]) -> int:
             "laned serve --config laned.toml --log-format json",
         ),
     )
-    options.add_flags(parser)
-    chosen = options.load(parser.parse(argv))
+    configuration.add_flags(parser)
+    chosen = configuration.load(parser.parse(argv))
     from scheduler.daemon import serve
 
     return serve(chosen)
@@ -45,6 +45,12 @@ def _status(argv: Sequence[str]) -> int:
     return status.main(argv)
 
 
+def _inspect(argv: Sequence[str]) -> int:
+    from scheduler import inspect
+
+    return inspect.main(argv)
+
+
 def _demo(argv: Sequence[str]) -> int:
     from scheduler import demo
 
@@ -55,6 +61,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("load a model and serve it on a Unix socket", _serve),
     "ask": ("send a prompt to a running daemon and print the answer as it comes", _ask),
     "status": ("show what a running daemon is doing", _status),
+    "inspect": ("load a model and tell how it would run here, and how many rows would fit", _inspect),
     "demo": ("start a daemon with a small model and send it eight prompts at once", _demo),
 }
 

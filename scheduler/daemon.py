@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from lanes.lane import Engine, EngineFailed, LaneSettings
+from lanes.lane import Engine, EngineFailed, LaneSettings, ModelInfo
 from lanes.thread import ModelThread, open_model_thread
 from scheduler import log
 from scheduler.budget import Budget
@@ -34,6 +35,9 @@ from scheduler.rates import ChunkSize
 from scheduler.scheduler import BatchScheduler
 from scheduler.service import Service, Tokenizer
 from scheduler.usage import UsageError
+
+if TYPE_CHECKING:
+    from lanes.load import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +62,12 @@ def serve(options: Options) -> int:
     if mistakes:
         raise mistakes[0]
     return status
+
+
+def inspect(options: Options) -> tuple[ModelInfo, Mapping[str, Any]]:
+    """Load a model and tell what lanes.inspect does of it. Raises UsageError, in a group, where an option is wrong."""
+    console = log.configure(options.log_format, options.log_level)
+    return trio.run(_inspect, options, LoadProgress(console))
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> list[E]:
@@ -103,8 +113,18 @@ async def _watch_signals(
             stop.set()
 
 
-def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]:
-    """On the model's thread: everything that imports MLX."""
+async def _inspect(options: Options, progress: LoadProgress) -> tuple[ModelInfo, Mapping[str, Any]]:
+    async with open_model_thread() as thread:
+        with progress:
+            try:
+                return await thread.run(_examine, options, progress)
+            except KeyboardInterrupt:
+                progress.stop()
+                raise
+
+
+def _load(options: Options, progress: LoadProgress) -> tuple[LoadedModel, str]:
+    """The model and what is told of its BLAS. On the model's thread: everything that imports MLX."""
     from lanes import cuda_environment
     from lanes.blas import BlasError, preload
 
@@ -114,9 +134,7 @@ def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]
     except BlasError as error:
         raise UsageError(f"--blas {options.blas}: {error}") from error
     logger.info(blas.sentence)
-    from lanes.build import build_engine
     from lanes.load import load
-    from lanes.solo import CannotQuantize
     from lanes.sources import LoadError
 
     try:
@@ -130,12 +148,34 @@ def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]
     except LoadError as error:
         raise UsageError(f"--model {options.model}: {error}") from error
     logger.info("%s: %s", loaded.name, loaded.note)
-    settings = LaneSettings(options.max_rows, options.kv_bits, options.kv_group_size, options.compile)
+    return loaded, blas.label
+
+
+def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]:
+    loaded, blas = _load(options, progress)
+    from lanes.build import build_engine
+    from lanes.solo import CannotQuantize
+
     try:
-        engine = build_engine(loaded, settings, blas.label)
+        engine = build_engine(loaded, _settings(options), blas)
     except CannotQuantize as error:
         raise UsageError(f"--kv-bits {options.kv_bits}: {error}") from error
     return engine, loaded.tokenizer
+
+
+def _examine(options: Options, progress: LoadProgress) -> tuple[ModelInfo, Mapping[str, Any]]:
+    loaded, blas = _load(options, progress)
+    from lanes.inspect import inspect
+    from lanes.solo import CannotQuantize
+
+    try:
+        return inspect(loaded, _settings(options), blas)
+    except CannotQuantize as error:
+        raise UsageError(f"--kv-bits {options.kv_bits}: {error}") from error
+
+
+def _settings(options: Options) -> LaneSettings:
+    return LaneSettings(options.max_rows, options.kv_bits, options.kv_group_size, options.compile)
 
 
 class Daemon:

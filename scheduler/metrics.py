@@ -113,8 +113,6 @@ class Metrics:
         self._ready = Gauge("laned_model_loaded", "Whether the model is loaded.", registry=registry)
         Info("laned_build", "Versions of the daemon and of what it stands on.", registry=registry).info(_versions())
 
-    # --- requests: each arrives, may be admitted, may have tokens, and ends once -----------------------------------
-
     def arrived(self) -> None:
         """A request has come in."""
         self._received.inc()
@@ -142,8 +140,6 @@ class Metrics:
         if outcome in ("stop", "length"):
             self._total_s.observe(total_s)
             self._answer_len.observe(completion_tokens)
-
-    # --- the rest ----------------------------------------------------------------------------------------------------
 
     def step(self, result: StepResult) -> None:
         """A step was carried out. One that found nothing to do is not counted."""

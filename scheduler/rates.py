@@ -30,7 +30,9 @@ class ChunkSize:
             self._decode_s = before + WEIGHT * (result.seconds - before)
         elif self._decode_s is not None:
             chunk_s = max(result.seconds - self._decode_s, 1e-4)
-            fitting = result.chunk_tokens * self.max_stall_s / chunk_s
+            if result.chunk_tokens < self.tokens(rows_decoding=True) and chunk_s <= self.max_stall_s:
+                return  # the end of a prompt, in time: it says nothing of a whole chunk
+            fitting = self._tokens * self.max_stall_s / chunk_s
             # One odd measurement (another program on the machine) may not move the size far.
             fitting = min(max(fitting, self._tokens / 2), self._tokens * 2)
             self._tokens += WEIGHT * (fitting - self._tokens)

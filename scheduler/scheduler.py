@@ -61,7 +61,7 @@ class BatchScheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded when the queue is full."""
-        free = self.max_rows - len(self._prompts) - len(self._merged)
+        free = 0 if self._aside else self.max_rows - len(self._prompts) - len(self._merged)
         if len(self._queue) >= self.max_queue + max(free, 0):
             raise Overloaded(
                 f"{len(self._queue)} requests wait already, which is the limit (--max-queue); try again later",

@@ -47,8 +47,8 @@ class TextStream:
         text = self._held + piece
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            # Of two that begin at the same place the one that was complete first, the shorter, has stopped the text.
-            at, self.stopped_by = min(found, key=lambda pair: (pair[0], len(pair[1])))
+            # The one that was complete first has stopped the text, however it was cut into pieces.
+            at, self.stopped_by = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self._held = ""
             return text[:at]
         held = max(_overlap(text, stop) for stop in self._stops)

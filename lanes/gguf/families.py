@@ -81,7 +81,7 @@ FAMILIES = {
 }
 
 # Gemma 3's numbers that files leave out, or did before there was a key for them: every sixth layer sees everything, the
-# others rotate by this base, and the scores of the one with so many layers are scaled by another number than the others'.
+# others rotate by this base; and the model with so many layers scales its scores by another number than all others.
 _GEMMA_PATTERN, _GEMMA_LOCAL_BASE, _GEMMA_27B_LAYERS = 6, 10000.0, 62
 
 

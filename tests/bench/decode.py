@@ -7,7 +7,8 @@ daemon: the next one is dispatched before the last one's tokens are read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,44 +20,59 @@ BLAS = preload()
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from lanes.batch import SlotCaches
 from lanes.decoder import Decoder, Forward
 from lanes.forward import COMPILE_AFTER, CompiledForward, eager
 from lanes.lane import Sampling
+from lanes.rows import rows_like
+from lanes.rows.columns import ColumnRows
+from lanes.sizes import row_geometry
+from lanes.solo import RowMaker
 from lanes.tuning import backend, tune
-from tests.bench.harness import bench, interleave
-from tests.bench.models import default_model, weight_bytes
+from tests.bench.harness import Bench, bench, interleave
+from tests.bench.models import default_model, gemma3_shape, qwen3_5_shape, weight_bytes
 
+CPU_OTHERS = [(8, 128), (8, 1024)]
+GPU_OTHERS = [(8, 1024), (32, 4096)]
 CPU_CASES = [(rows, 128) for rows in (1, 2, 4, 8, 16)] + [(8, 1024)]
 GPU_CASES = [(1, 1024), (8, 1024), (32, 1024), (64, 1024), (1, 8192), (8, 8192), (32, 4096), (32, 8192)]
 
 
-def random_row(model: Any, tokens: int) -> list[Any]:
-    """Solo caches that hold so many tokens, of shapes and types as the model makes them."""
-    probe = make_prompt_cache(model)
-    model(mx.zeros((1, 2), dtype=mx.int32), cache=probe)
+def random_row(make_row: RowMaker, tokens: int) -> list[Any]:
+    """Solo caches that hold so many tokens: columns of random content, and the state that two tokens leave."""
+    probe = make_row()
+    make_row.model(mx.zeros((1, 2), dtype=mx.int32), cache=probe)
+    mx.eval([cache.state for cache in probe])
     row = []
     for cache in probe:
-        assert type(cache) is KVCache
-        new = KVCache()
-        shape = (1, cache.keys.shape[1], tokens, cache.keys.shape[3])
-        keys, values = (0.1 * mx.random.normal(shape).astype(cache.keys.dtype) for _ in range(2))
-        new.state = (keys, values, tokens)
-        mx.eval(new.keys, new.values)
-        row.append(new)
+        rows = rows_like(cache)
+        if isinstance(rows, ColumnRows):
+            ((_, parts),) = rows.solo_parts(cache, 2)
+            long = [random_columns(part, rows.held_columns(tokens)) for part in parts]
+            mx.eval(long)
+            cache = rows.solo_row(long, tokens)
+        row.append(cache)
     return row
+
+
+def random_columns(part: mx.array, columns: int) -> mx.array:
+    """As part [1, heads, n, dim], with so many columns."""
+    shape = (1, part.shape[1], columns, part.shape[3])
+    if part.dtype == mx.uint32:
+        return mx.random.randint(0, 1 << 30, shape).astype(part.dtype)
+    return (0.1 * mx.random.normal(shape)).astype(part.dtype)
 
 
 class Ours:
     """A lane of rows that are all so long."""
 
-    def __init__(self, model: Any, rows: int, tokens: int, compiled: bool) -> None:
-        caches = SlotCaches(make_prompt_cache(model), max(rows, 8))
+    def __init__(self, make_row: RowMaker, rows: int, tokens: int, compiled: bool) -> None:
+        model = make_row.model
+        caches = SlotCaches(make_row(), max(rows, 8))
         forward: Forward = CompiledForward(model, caches) if compiled else partial(eager, model, caches)
         self.decoder = Decoder(caches, forward)
-        row = random_row(model, tokens)
+        row = random_row(make_row, tokens)
         for row_id in range(rows):
             self.decoder.merge(row_id, row, tokens, 1, Sampling())
         self.last = self.decoder.dispatch()
@@ -71,7 +87,7 @@ class Peer:
 
     def __init__(self, model: Any, rows: int, tokens: int) -> None:
         self.generator = BatchGenerator(model, max_tokens=1 << 20, completion_batch_size=rows)
-        row = random_row(model, tokens)  # only copied from, so one serves all
+        row = random_row(RowMaker(model), tokens)  # only copied from, so one serves all
         self.generator.insert([[1, 2]] * rows, caches=[row] * rows)
         while len(self.generator._generation_batch) < rows:
             self.generator.next()
@@ -100,34 +116,64 @@ def copy_bandwidth() -> float:
     return best
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model as the daemon would run it, and as mlx-lm has it; plain None where mlx-lm cannot batch it."""
+
+    name: str
+    tuned: RowMaker
+    plain: Any | None
+    rows_and_tokens: Sequence[tuple[int, int]]
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """One after another, so that no more than one model is in memory on a GPU."""
+    on_gpu = backend() != "cpu"
+    name, tuned = default_model()
+    name += f" ({tune(tuned)})"
+    plain = default_model()[1]
+    yield Case(f"kv: {name}", RowMaker(tuned), plain, GPU_CASES if on_gpu else CPU_CASES[3:5] if quick else CPU_CASES)
+    others = GPU_OTHERS if on_gpu else CPU_OTHERS[:1] if quick else CPU_OTHERS
+    yield Case("qkv, 8 bits: the same", RowMaker(tuned, 8, 64), None, others)
+    del tuned, plain
+    for make, kind in ((gemma3_shape, "rotating"), (qwen3_5_shape, "ssm and kv")):
+        mx.clear_cache()
+        name, tuned = make()
+        name += f" ({tune(tuned)})"
+        yield Case(f"{kind}: {name}", RowMaker(tuned), make()[1], others)
+
+
 def main() -> None:
     with bench("decode", __doc__ or "") as run:
         run.blas = BLAS.sentence
         on_gpu = backend() != "cpu"
-        name, plain = default_model()
-        _, tuned = default_model()
-        name += f" ({tune(tuned)})"
         bandwidth = copy_bandwidth() if on_gpu else 0.0
-        cases = GPU_CASES if on_gpu else CPU_CASES[3:5] if run.quick else CPU_CASES
         steps, rounds = (20, 3) if on_gpu else (3, 3) if run.quick else (6, 5)
-        for rows, tokens in cases:
-            makers: dict[str, Callable[[], Ours | Peer]] = {
-                "eager": partial(Ours, tuned, rows, tokens, compiled=False),
-                "compiled": partial(Ours, tuned, rows, tokens, compiled=True),
-                "mlx-lm": partial(Peer, plain, rows, tokens),
-            }
-            label = f"{rows} rows of {tokens}"
-            if on_gpu:  # one at a time: together they would not fit, and nobody else slows the card
-                values = {form: measured(label, rows, steps, rounds, maker)[0] for form, maker in makers.items()}
-            else:
-                values = dict(zip(makers, measured(label, rows, steps, rounds, *makers.values()), strict=True))
-            case = f"{name}, {rows} x {tokens}"
-            for form in ("eager", "compiled"):
-                row = run.add(case, f"decode, {form}", "tokens/s", values[form], values["mlx-lm"])
-                if on_gpu:
-                    cache_bytes = rows * sum(cache.nbytes for cache in random_row(plain, tokens))
-                    floor_s = (weight_bytes(plain) + cache_bytes) / bandwidth
-                    run.add(case, f"step, {form}", "times the floor", [rows / row.ours / floor_s])
+        for case in cases(run.quick):
+            for rows, tokens in case.rows_and_tokens:
+                measure_case(run, case, rows, tokens, steps, rounds, bandwidth)
+
+
+def measure_case(run: Bench, case: Case, rows: int, tokens: int, steps: int, rounds: int, bandwidth: float) -> None:
+    """bandwidth: bytes per second of a copy, 0 where no floor is asked for."""
+    makers: dict[str, Callable[[], Ours | Peer]] = {
+        "eager": partial(Ours, case.tuned, rows, tokens, compiled=False),
+        "compiled": partial(Ours, case.tuned, rows, tokens, compiled=True),
+    }
+    if case.plain is not None:
+        makers["mlx-lm"] = partial(Peer, case.plain, rows, tokens)
+    label = f"{case.name.split(':')[0]}, {rows} rows of {tokens}"
+    if bandwidth:  # a GPU: one at a time, for together they would not fit, and nobody else slows the card
+        values = {form: measured(label, rows, steps, rounds, maker)[0] for form, maker in makers.items()}
+    else:
+        values = dict(zip(makers, measured(label, rows, steps, rounds, *makers.values()), strict=True))
+    for form in ("eager", "compiled"):
+        title = f"{case.name}, {rows} x {tokens}"
+        row = run.add(title, f"decode, {form}", "tokens/s", values[form], values.get("mlx-lm", ()))
+        sized = row_geometry(case.tuned)
+        if bandwidth and sized:
+            read_bytes = weight_bytes(case.tuned.model) + rows * sized.row_bytes(tokens)
+            run.add(title, f"step, {form}", "times the floor", [rows / row.ours / (read_bytes / bandwidth)])
 
 
 def measured(label: str, rows: int, steps: int, rounds: int, *makers: Callable[[], Ours | Peer]) -> list[list[float]]:

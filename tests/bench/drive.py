@@ -28,6 +28,7 @@ from lanes.build import build_engine
 from lanes.engine import MlxEngine
 from lanes.lane import LaneSettings, RowSpec, Sampling, Step
 from lanes.load import LoadedModel
+from scheduler.budget import Budget
 from scheduler.options import Options
 from scheduler.rates import ChunkSize
 from scheduler.request import Request, Wish
@@ -109,8 +110,10 @@ class Ours:
     def __init__(self, engine: MlxEngine, max_rows: int) -> None:
         options = Options(model="bench")
         chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
+        info = engine.info
+        budget = Budget.for_model(info, options.kv_cache_memory_bytes)
         self.engine = engine
-        self.scheduler = BatchScheduler(max_rows, 1 << 20, chunk_size)
+        self.scheduler = BatchScheduler(max_rows, 1 << 20, chunk_size, budget, info.shared_prompt_tokens)
         self._numbers = count(1)
 
     def submit(self, ask: Ask) -> int:

@@ -64,6 +64,7 @@ class Bench:
         unit: str,
         ours: Sequence[float],
         peer: Sequence[float] = (),
+        *,
         more_is_better: bool = True,
     ) -> Row:
         """Book measurements; those of ours and peer with one index were made beside each other."""

@@ -233,7 +233,8 @@ def book(
         ]
         run.add(name, f"{what}, part of a step", "%", *parts, more_is_better=False)
     joins = [join.seconds * 1000 for *_, join in ours]
-    run.add(name, "join; peer: a plain copy of the row", "ms", joins, [c.seconds * 1000 for c in copies], False)
+    plain = [copy.seconds * 1000 for copy in copies]
+    run.add(name, "join; peer: a plain copy of the row", "ms", joins, plain, more_is_better=False)
     run.add(name, "decode step", "ms", [our_step_s * 1000], [their_step_s * 1000], more_is_better=False)
 
 

@@ -15,6 +15,7 @@ from tests.bench.drive import BLAS, Ours, Peer, engine_for, peak_memory, peer_me
 
 # isort: split
 from lanes.lane import Step
+from lanes.solo import RowMaker
 from lanes.tuning import backend
 from tests.bench.decode import random_row
 from tests.bench.harness import bench, interleave
@@ -31,11 +32,12 @@ def our_step(model: Any, rows: Sequence[Row]) -> Callable[[], object]:
 
 
 def peer_step(model: Any, rows: Sequence[Row]) -> Callable[[], object]:
-    generator = Peer(model, len(rows)).generator
+    generator: Any = Peer(model, len(rows)).generator
     generator.insert([[1, 2]] * len(rows), [1 << 20] * len(rows), caches=[caches for caches, _ in rows])
     while len(generator._generation_batch) < len(rows):
         generator.next()
-    return generator.next
+    step: Callable[[], object] = generator.next
+    return step
 
 
 def tokens_per_s(step: Callable[[], object], rows: int, steps: int) -> float:
@@ -50,10 +52,10 @@ def main() -> None:
         run.blas = BLAS.sentence
         on_gpu = backend() != "cpu"
         short, long = (25, 2000) if run.quick and not on_gpu else (200, 16_000)
-        rounds, steps, warm_up = (5, 20, 20) if on_gpu else (3, 2, 2)
+        rounds, steps, warm_up = (5, 20, 20) if on_gpu else (2 if run.quick else 3, 2, 2)
         name, plain = default_model()
         own = default_model()[1]
-        short_row, long_row = random_row(plain, short), random_row(plain, long)
+        short_row, long_row = random_row(RowMaker(plain), short), random_row(RowMaker(plain), long)
         rows = [(long_row, long)] + [(short_row, short)] * SHORT_ROWS
         with peer_memory() as their_peak:
             theirs = peer_step(plain, rows)

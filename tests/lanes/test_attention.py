@@ -46,7 +46,7 @@ def test_by_hand_is_what_the_fused_kernel_computes() -> None:
 def test_rows_beside_each_other_answer_as_alone(form: Form, columns_per_call: float | None) -> None:
     """Also where a long row among short ones is read in a segment of its own."""
     model = tiny_llama()
-    install(model, form, "cpu")
+    install(model, LaneAttention(form, "cpu"))
     make_row = RowMaker(model)
     lengths = [3, 700, 9, 260, 1]
     specs = [(i, RowSpec(i, prompt_of(n, i), Sampling()), 12) for i, n in enumerate(lengths)]
@@ -77,7 +77,7 @@ def test_quantized_rows_where_the_device_has_no_quantized_product(bits: int) -> 
 
     tokens = mx.array([prompt_of(20)])
     packed = model(tokens, cache=make_row())
-    install(model, "fused", "cuda")
+    install(model, LaneAttention("fused", "cuda"))
     assert mx.allclose(model(tokens, cache=make_row()), packed, atol=1e-4)
     together = answers(specs)
     for row in specs:
@@ -90,7 +90,7 @@ def test_only_the_steps_of_a_lane_take_the_form() -> None:
     model = tiny_llama()
     prompt = mx.array([prompt_of(40)])
     before = model(prompt)
-    install(model, "by hand", "cpu")
+    install(model, LaneAttention("by hand", "cpu"))
     assert isinstance(llama.scaled_dot_product_attention, LaneAttention)
     assert mx.array_equal(model(prompt), before)
 

@@ -84,7 +84,8 @@ def test_rows_together_equal_each_alone(family: str) -> None:
 # Four bits differ from eight in how a cache packs them, not in what a model does with it: some models will do.
 @pytest.mark.parametrize(
     ("bits", "family"),
-    [pytest.param(8, name, marks=marks) for name, marks in each] + [pytest.param(4, name) for name in QUICK],
+    [pytest.param(8, name, marks=marks) for name, marks in each]
+    + [pytest.param(4, name, marks=() if name in ("llama", "gemma3_text") else pytest.mark.slow) for name in QUICK],
 )
 def test_quantized_rows_together_equal_each_alone(family: str, bits: int) -> None:
     make_row = RowMaker(model_of(family), bits, GROUP_SIZE)

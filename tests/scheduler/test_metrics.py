@@ -21,7 +21,7 @@ GAUGES = EngineGauges(
     mlx_cache_bytes=3000,
     mlx_peak_bytes=4000,
 )
-INFO = ModelInfo("tiny", "llama", 100, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, "float32", "cpu", "openblas")
+INFO = ModelInfo("tiny", "llama", 9, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, "float32", "cpu", "openblas")
 
 
 def used() -> Metrics:

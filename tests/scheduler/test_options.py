@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import options
+from scheduler import configuration
 from scheduler.connection import Limits
 from scheduler.options import OPTIONS, Option, Options
 from scheduler.usage import UsageError
@@ -28,6 +28,10 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "min-p": (("0.05", 0.05), ("0", 0.0)),
     "max-rows": (("1", 1), ("64", 64)),
     "max-queue": (("0", 0), ("9", 9)),
+    "kv-bits": (("4", 4), ("8", 8)),
+    "kv-group-size": (("32", 32), ("128", 128)),
+    "kv-cache-memory-bytes": (("2GiB", 2 << 30), ("1000000", 1_000_000)),
+    "compile": (("on", "on"), ("OFF", "off")),
     "prefill-step-size": (("64", 64), ("512", 512)),
     "max-stall-ms": (("20", 20.0), ("0.5", 0.5)),
     "drain-timeout": (("0", 0.0), ("2.5", 2.5)),
@@ -49,11 +53,11 @@ VALUED = [option for option in OPTIONS if option not in SWITCHES]
 
 def parse(*flags: str) -> Options:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    options.add_flags(parser)
+    configuration.add_flags(parser)
     given = list(flags)
     if "--model" not in given and "--config" not in given:
         given = ["--model", "demo", *given]
-    return options.load(parser.parse_args(given))
+    return configuration.load(parser.parse_args(given))
 
 
 def toml(value: Any) -> str:

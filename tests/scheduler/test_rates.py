@@ -11,6 +11,8 @@ from scheduler.rates import SMALLEST_CHUNK_TOKENS, ChunkSize
 
 STALL_S = 0.05
 LARGEST = 4096
+# So close to the stall the size need not come any nearer.
+NEAR = 0.02
 
 
 @dataclass
@@ -60,7 +62,7 @@ def test_rows_never_wait_much_longer_than_the_stall(machine: Machine) -> None:
     for tokens in machine.settle():
         assert SMALLEST_CHUNK_TOKENS <= tokens <= LARGEST
         if tokens > SMALLEST_CHUNK_TOKENS:
-            assert machine.chunk_s(tokens - SMALLEST_CHUNK_TOKENS) <= STALL_S
+            assert machine.chunk_s(tokens - SMALLEST_CHUNK_TOKENS) <= STALL_S * (1 + NEAR)
 
 
 @settings(max_examples=300)
@@ -72,7 +74,9 @@ def test_chunks_are_as_large_as_the_stall_allows(machine: Machine) -> None:
     stall whatever its size, and the size stays small."""
     for tokens in machine.settle():
         larger = tokens + 2 * SMALLEST_CHUNK_TOKENS
-        assert larger > LARGEST or machine.chunk_s(larger) > STALL_S, f"{tokens} tokens, {larger} would fit"
+        assert larger > LARGEST or machine.chunk_s(larger) > STALL_S * (1 - NEAR), (
+            f"{tokens} tokens, {larger} would fit"
+        )
 
 
 @settings(max_examples=60)

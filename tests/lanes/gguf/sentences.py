@@ -15,7 +15,7 @@ aaaa aaaaaa bbbbbb abababab aabbaabb ---- ======== ........ 000000 1234567890
 """
 
 
-# As in Gemma's vocabulary: line breaks, runs of spaces and some words of HTML, which are found before anything is merged.
+# As in Gemma's vocabulary: line breaks, runs of spaces, words of HTML. They are found before anything is merged.
 USER_DEFINED = ("\n", "\n\n", "\u2581\u2581", "\u2581\u2581\u2581\u2581", "<b>", "</b>", "[x]")
 
 

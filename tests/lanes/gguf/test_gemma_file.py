@@ -49,7 +49,7 @@ def tokenizer() -> Any:
 
 @cache
 def processor() -> Any:
-    """SentencePiece with the file's pieces, told how Gemma was trained: no space in front, bytes for what is unknown."""
+    """SentencePiece with the file's pieces, told how Gemma was trained: no space in front, bytes for the unknown."""
     model, metadata = sentencepiece_model_pb2.ModelProto(), header().metadata
     columns = [metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")]
     for text, score, kind in zip(*columns, strict=True):
