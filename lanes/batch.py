@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -22,13 +22,21 @@ class SlotCaches:
 
     lane = "batch"
 
-    def __init__(self, solo: Sequence[object], max_rows: int, columns_per_call: float | None = None) -> None:
+    def __init__(
+        self,
+        solo: Sequence[object],
+        max_rows: int,
+        columns_per_call: float | None = None,
+        step_rows: Callable[[int], int] = int,
+    ) -> None:
         """solo: the caches that the model makes for one row, of kinds that have rows in slots. columns_per_call: see
-        lanes.rows.segments; None reads all rows together."""
+        lanes.rows.segments; None reads all rows together. step_rows: how many rows a step computes for so many slots
+        in use."""
         self.table = Slots(max_rows)
         self.layers: list[Rows] = rows_for(solo)
         self.slots = self.capacity_tokens = 0
         self._cutter = Cutter(columns_per_call)
+        self.step_rows = step_rows
 
     @property
     def nbytes(self) -> int:
@@ -66,14 +74,18 @@ class SlotCaches:
         return [layer.take(slot, length) for layer in self.layers]
 
     def compact(self) -> tuple[int, int] | None:
-        """Move the last row into the lowest free slot, so that steps read fewer slots; returns (source, target)."""
+        """Move the last row into the lowest free slot, where steps get shorter by it; returns (source, target)."""
         hole = self.table.hole()
-        if hole:
-            source, target = hole
-            length = self.table.lengths[source]
-            for layer in self.layers:
-                layer.move(source, target, length)
-            self.table.move(source, target)
+        if hole is None or self.step_rows(len(self.table.rows)) == self.step_rows(len(self.table)):
+            return None
+        source, target = hole
+        length = self.table.lengths[source]
+        lifted = [layer.lift(source, length) for layer in self.layers]
+        # Copied out first: a lazy view of an array as its own source would turn the write into a copy of it all.
+        mx.eval(lifted)
+        for layer, arrays in zip(self.layers, lifted, strict=True):
+            layer.put(target, arrays)
+        self.table.move(source, target)
         return hole
 
     def begin_step(self) -> list[Rows]:

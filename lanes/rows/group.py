@@ -63,8 +63,15 @@ class GroupRows:
     def filter(self, slot: int) -> None:
         self._each(lambda rows: rows.filter(slot))
 
-    def move(self, source: int, target: int, length: int) -> None:
-        self._each(lambda rows: rows.move(source, target, length))
+    def lift(self, slot: int, length: int) -> list[mx.array]:
+        return [array for rows in self.rows for array in rows.lift(slot, length)]
+
+    def put(self, slot: int, lifted: Sequence[mx.array]) -> None:
+        first = 0
+        for rows in self.rows:
+            count = len(rows.state)
+            rows.put(slot, lifted[first : first + count])
+            first += count
 
     def resize(self, slots: int, capacity: int) -> None:
         self._each(lambda rows: rows.resize(slots, capacity))

@@ -100,11 +100,13 @@ class SSMRows(ArraysCache):  # type: ignore[misc]
     def filter(self, slot: int) -> None:
         """The row leaves; whoever gets its slot brings a state, if only zeros, that overwrites this one."""
 
-    def move(self, source: int, target: int, length: int) -> None:
-        for array in self.state:
-            row = mx.contiguous(array[source : source + 1])
-            mx.eval(row)
-            array[target : target + 1] = row
+    def lift(self, slot: int, length: int) -> list[mx.array]:
+        """The row's state, to be evaluated and put into another slot."""
+        return [mx.contiguous(array[slot : slot + 1]) for array in self.state]
+
+    def put(self, slot: int, lifted: Sequence[mx.array]) -> None:
+        for array, row in zip(self.state, lifted, strict=True):
+            array[slot : slot + 1] = row
 
     def take(self, slot: int, length: int) -> ArraysCache:
         row = ArraysCache(len(self.arrays))

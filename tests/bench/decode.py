@@ -29,10 +29,11 @@ from lanes.rows import rows_like
 from lanes.rows.columns import ColumnRows
 from lanes.sizes import row_geometry
 from lanes.solo import RowMaker
-from lanes.tuning import backend, tune
+from lanes.tuning import Tuning, backend, tune
 from tests.bench.harness import Bench, bench, interleave
 from tests.bench.models import default_model, gemma3_shape, qwen3_5_shape, weight_bytes
 
+KINDS = ("kv", "qkv", "rotating", "hybrid")
 CPU_OTHERS = [(8, 128), (8, 1024)]
 GPU_OTHERS = [(8, 1024), (32, 4096)]
 CPU_CASES = [(rows, 128) for rows in (1, 2, 4, 8, 16)] + [(8, 1024)]
@@ -67,10 +68,12 @@ def random_columns(part: mx.array, columns: int) -> mx.array:
 class Ours:
     """A lane of rows that are all so long."""
 
-    def __init__(self, make_row: RowMaker, rows: int, tokens: int, compiled: bool) -> None:
+    def __init__(self, case: Case, rows: int, tokens: int, compiled: bool) -> None:
+        make_row = case.tuned
         model = make_row.model
         caches = SlotCaches(make_row(), max(rows, 8))
-        forward: Forward = CompiledForward(model, caches) if compiled else partial(eager, model, caches)
+        width = case.tuning.read_width(make_row.bits)
+        forward: Forward = CompiledForward(model, caches, width) if compiled else partial(eager, model, caches)
         self.decoder = Decoder(caches, forward)
         row = random_row(make_row, tokens)
         for row_id in range(rows):
@@ -122,34 +125,35 @@ class Case:
 
     name: str
     tuned: RowMaker
+    tuning: Tuning
     plain: Any | None
     rows_and_tokens: Sequence[tuple[int, int]]
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    """One after another, so that no more than one model is in memory on a GPU."""
+def cases(kinds: Sequence[str], quick: bool) -> Iterator[Case]:
+    """One model after another, so that no two are in memory on a GPU."""
     on_gpu = backend() != "cpu"
-    name, tuned = default_model()
-    name += f" ({tune(tuned)})"
-    plain = default_model()[1]
-    yield Case(f"kv: {name}", RowMaker(tuned), plain, GPU_CASES if on_gpu else CPU_CASES[3:5] if quick else CPU_CASES)
+    plains = GPU_CASES if on_gpu else CPU_CASES[3:5] if quick else CPU_CASES
     others = GPU_OTHERS if on_gpu else CPU_OTHERS[:1] if quick else CPU_OTHERS
-    yield Case("qkv, 8 bits: the same", RowMaker(tuned, 8, 64), None, others)
-    del tuned, plain
-    for make, kind in ((gemma3_shape, "rotating"), (qwen3_5_shape, "ssm and kv")):
+    for kind in kinds:
         mx.clear_cache()
+        make = {"rotating": gemma3_shape, "hybrid": qwen3_5_shape}.get(kind, default_model)
         name, tuned = make()
-        name += f" ({tune(tuned)})"
-        yield Case(f"{kind}: {name}", RowMaker(tuned), make()[1], others)
+        tuning = tune(tuned)
+        bits = 8 if kind == "qkv" else None
+        plain = None if bits else make()[1]  # mlx-lm does not batch quantized keys and values
+        title = f"{kind}: {name}{', 8 bits' if bits else ''} ({tuning})"
+        yield Case(title, RowMaker(tuned, bits, 64), tuning, plain, plains if kind == "kv" else others)
+        del tuned, plain
 
 
 def main() -> None:
-    with bench("decode", __doc__ or "") as run:
+    with bench("decode", __doc__ or "", KINDS) as run:
         run.blas = BLAS.sentence
         on_gpu = backend() != "cpu"
         bandwidth = copy_bandwidth() if on_gpu else 0.0
         steps, rounds = (20, 3) if on_gpu else (3, 3) if run.quick else (6, 5)
-        for case in cases(run.quick):
+        for case in cases(run.only, run.quick):
             for rows, tokens in case.rows_and_tokens:
                 measure_case(run, case, rows, tokens, steps, rounds, bandwidth)
 
@@ -157,8 +161,8 @@ def main() -> None:
 def measure_case(run: Bench, case: Case, rows: int, tokens: int, steps: int, rounds: int, bandwidth: float) -> None:
     """bandwidth: bytes per second of a copy, 0 where no floor is asked for."""
     makers: dict[str, Callable[[], Ours | Peer]] = {
-        "eager": partial(Ours, case.tuned, rows, tokens, compiled=False),
-        "compiled": partial(Ours, case.tuned, rows, tokens, compiled=True),
+        "eager": partial(Ours, case, rows, tokens, compiled=False),
+        "compiled": partial(Ours, case, rows, tokens, compiled=True),
     }
     if case.plain is not None:
         makers["mlx-lm"] = partial(Peer, case.plain, rows, tokens)

@@ -56,6 +56,7 @@ class Bench:
     json_path: Path | None
     rows: list[Row] = field(default_factory=list)
     blas: str = "not used"
+    only: tuple[str, ...] = ()
 
     def add(
         self,
@@ -125,13 +126,15 @@ class Bench:
 
 
 @contextmanager
-def bench(name: str, description: str, argv: Sequence[str] | None = None) -> Iterator[Bench]:
-    """Parse --quick and --json, run the block, print the table."""
+def bench(name: str, description: str, parts: Sequence[str] = ()) -> Iterator[Bench]:
+    """Parse --quick, --json and, where a benchmark has parts, --only; run the block, print the table."""
     parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions, under 45 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as a JSON list")
-    chosen = parser.parse_args(argv)
-    run = Bench(name, chosen.quick, chosen.json)
+    if parts:
+        parser.add_argument("--only", choices=parts, nargs="+", default=parts, help="leave out the other parts")
+    chosen = parser.parse_args()
+    run = Bench(name, chosen.quick, chosen.json, only=tuple(getattr(chosen, "only", ())))
     yield run
     run.write()
 

@@ -15,10 +15,16 @@ import pytest
 from mlx_lm.models import base
 
 from lanes.choice import choose_lane
+from lanes.lane import RowSpec, Sampling
+from lanes.prefill import Prefill, dispatch_together
+from lanes.rows import kind_of
+from lanes.sharing import shared_prompt_tokens
 from lanes.solo import CannotQuantize, RowMaker
 from tests.lanes.families import CONFIGS, FAMILIES, UNMADE, import_module, make_model, module_of
 from tests.lanes.families.check import Difference, alone, difference, each_in_its_own_lane, together
 from tests.lanes.families.expected import ROUNDED, SERIAL, UNQUANTIZED
+from tests.lanes.families.facts import WINDOW
+from tests.lanes.tiny import prompt_of
 
 ROUNDING = 1e-4
 # A key that lies between two codes may get the other one after a rounding in the layer below.
@@ -94,6 +100,23 @@ def test_quantized_rows_together_equal_each_alone(family: str, bits: int) -> Non
             choose_lane(make_row)
     else:
         assert_equals_alone(family, make_row)
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=marks) for name, marks in each if name not in SERIAL])
+def test_prompts_that_share_a_pass_equal_each_alone(family: str) -> None:
+    """Not in the families whose state would take the padding in."""
+    make_row = RowMaker(model_of(family))
+    if not all(kind in ("kv", "rotating") for cache in make_row() for kind in str(kind_of(cache)).split("+")):
+        assert shared_prompt_tokens(make_row) == 0
+        return
+    prompts = [Prefill(make_row, RowSpec(i, prompt_of(n, i), Sampling())) for i, n in enumerate((2, WINDOW + 1, 5))]
+    dispatch_together(make_row, prompts)
+    for prompt in prompts:
+        tokens, caches = prompt.spec.prompt, make_row()
+        make_row.model(mx.array([tokens[:-1]]), cache=caches)
+        for token in (tokens[-1], 5, 6):
+            ours, alone = (make_row.model(mx.array([[token]]), cache=row) for row in (prompt.caches, caches))
+            assert mx.array_equal(ours, alone)
 
 
 @pytest.mark.parametrize("family", ["afm7", "recurrent_gemma"])

@@ -66,7 +66,7 @@ def test_merge_then_take_is_identity(lengths: list[int], dtype: mx.Dtype) -> Non
 def test_move_then_take_is_identity(lengths: list[int], source: int) -> None:
     rows = filled(lengths)
     if any(lengths):
-        rows.move(source, 3, lengths[source])
+        rows.put(3, rows.lift(source, lengths[source]))
         assert_row_is(rows.take(3, lengths[source]), source, lengths[source])
     for slot, length in enumerate(lengths):
         assert_row_is(rows.take(slot, length), slot, length)
@@ -204,6 +204,11 @@ def test_steps_write_in_place(num_rows: int) -> None:
     assert peak_bytes_of(steps) < ARRAY_BYTES // 8
 
 
+def evaluated(arrays: list[mx.array]) -> list[mx.array]:
+    mx.eval(arrays)
+    return arrays
+
+
 def test_rows_come_leave_and_move_in_place() -> None:
     rows = big()
     newcomer = KVCache()
@@ -215,7 +220,7 @@ def test_rows_come_leave_and_move_in_place() -> None:
             rows.filter(slot)
             rows.merge(slot, newcomer, 40)
             mx.eval(rows.state)
-            rows.move(slot, slot + 1, 40)
+            rows.put(slot + 1, evaluated(rows.lift(slot, 40)))
             mx.eval(rows.state)
 
     assert peak_bytes_of(turns) < ARRAY_BYTES // 8

@@ -189,7 +189,7 @@ def test_move_then_take_is_identity(kind: str, row_lengths: list[int], chunk: in
     rows = lane_of(kind, row_lengths, chunk)
     last = len(row_lengths) - 1
     rows.filter(0)
-    rows.move(last, 0, row_lengths[last])
+    rows.put(0, rows.lift(last, row_lengths[last]))
     assert_goes_on(rows.take(0, row_lengths[last]), kind, last, row_lengths[last])
     for row in range(1, last):
         assert_goes_on(rows.take(row, row_lengths[row]), kind, row, row_lengths[row])
