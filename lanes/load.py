@@ -147,7 +147,7 @@ def _load_folder(
         # Never left out: transformers would ask on the terminal whether to trust the model's code.
         extra = {"trust_remote_code": trust_remote_code}
         tokenizer = load_tokenizer(source.path, extra, eos_token_ids=_eos_ids(config) or None)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SystemExit) as error:
         reason = str(error).strip() or type(error).__name__
         raise LoadError(f"{source.path} cannot be loaded: {reason}") from error
     if chat_template is not None:

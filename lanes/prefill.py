@@ -67,6 +67,8 @@ def _row_of(cache: Any, row: int, padded: int, length: int) -> Any:
         return CacheList(*(_row_of(member, row, padded, length) for member in cache.caches))
     rows = rows_like(cache)
     assert isinstance(rows, ColumnRows), f"{type(cache).__name__} has no columns to cut out"
+    if cache.empty():  # its layer does not use it
+        return rows.solo_row([], 0)
     ((_, parts),) = rows.solo_parts(cache, padded)
     return rows.solo_row([part[row : row + 1, :, :length] for part in parts], length)
 
