@@ -112,18 +112,6 @@ def _fits_kernel(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     return values.shape[3] == dim and lanes_per_column(heads, kv_heads, dim, keys.dtype) is not None
 
 
-def one_query(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """softmax(q k^T scale + mask) v for queries [rows, heads, 1, dim], keys and values [rows, kv_heads, columns, dim],
-    bool mask [rows, 1, 1, columns]."""
-    rows, heads, _, dim = queries.shape
-    kv_heads = keys.shape[1]
-    grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, dim)
-    scores = grouped @ keys.swapaxes(-1, -2)
-    scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    weights = mx.softmax(scores, axis=-1, precise=True)
-    return (weights @ values).reshape(rows, heads, 1, values.shape[-1])
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The fastest form, and what one more call of it costs, in columns of a row that could be read in its time.

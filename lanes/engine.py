@@ -106,8 +106,10 @@ class MlxEngine:
 
     def _set_aside(self, row_id: int) -> None:
         """The step under way still is the row's: what it draws is the input when the row comes back."""
-        table, sampling = self.decoder.caches.table, self.decoder.sampling_of(row_id)
-        length = table.length_of(row_id)
+        table = self.decoder.caches.table
+        if row_id not in table:  # a failure has ended all rows of the lane, in this very turn
+            return
+        length, sampling = table.length_of(row_id), self.decoder.sampling_of(row_id)
         row = self._decode(lambda: self.decoder.set_aside(row_id))
         if row is not None:
             self._aside[row_id] = Aside(row, length, sampling)

@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
             "laned inspect model.gguf --json | jq .lane",
         ),
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder, a Hugging Face id, a .gguf file, or the word demo")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a folder, a Hugging Face id, a .gguf file, or one of the words demo and hybrid"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--length",
@@ -176,8 +178,8 @@ def _caches(caches: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
             sizes.append(f"{size_of(run['state_bytes'])} of state")
         if run["column_bytes"]:
             sizes.append(f"{size_of(run['column_bytes'])} a token")
-        for ring in run["rings"] or ():
-            sizes.append(f"{size_of(ring['column_bytes'])} for each of {ring['columns']:,} tokens")
+        rings = run["rings"] or ()
+        sizes += [f"{size_of(ring['column_bytes'])} for each of {ring['columns']:,} tokens" for ring in rings]
         yield which, f"{run['kind']}: {', '.join(sizes) or ('size not known' if run['rings'] is None else 'not used')}"
 
 

@@ -33,11 +33,11 @@ class Options:
     """What `laned serve` was told. None stands for "not limited" or "to be found out", as each option's help says."""
 
     model: str = _option(
-        values.text("a folder, a Hugging Face id, a .gguf file or the word demo"),
+        values.text("a folder, a Hugging Face id, a .gguf file or one of the words demo and hybrid"),
         None,
         "model",
         "MODEL",
-        "what to serve: a folder with an MLX model, a Hugging Face id, a .gguf file, or the word demo",
+        "what to serve: a folder with an MLX model, a Hugging Face id, a .gguf file, or one of the words demo and hybrid",
         required=True,
     )
     served_model_name: str | None = _option(

@@ -26,8 +26,6 @@ COMMAND_S = 120.0
 # What the allocator and Python may keep of a storm that filled all slots.
 MARGIN_BYTES = 100 << 20
 
-NOTHING_RUNS = {"running": 0, "prefilling": 0, "waiting": 0}
-
 
 class Daemon:
     """The process, its socket and its log; `folder` is as an XDG_RUNTIME_DIR with the socket in it."""
@@ -36,7 +34,7 @@ class Daemon:
         self.folder = folder
         self.socket = folder / SOCKET_NAME
         self._log = folder / f"laned-{time.monotonic_ns()}.log"
-        command = [LANED, "serve", "--model", "demo", "--socket", self.socket, *flags]
+        command = [str(LANED), "serve", "--model", "demo", "--socket", str(self.socket), *flags]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -89,18 +87,22 @@ def run(*command: str | Path, text_in: str = "", runtime: Path) -> subprocess.Co
 
 async def reports(client: Client, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Ask for the daemon's status until the condition holds; returns that report."""
-    while not condition(report := await client.status()):
+    while True:
+        report = await client.status()
+        if condition(report):
+            return report
         await trio.sleep(0.02)
-    return report
 
 
 async def idle(client: Client) -> dict[str, Any]:
-    """Wait until nothing runs and no slot is in use; returns the report."""
-    return await reports(client, lambda report: rows(report) == NOTHING_RUNS and report["slots"]["used"] == 0)
+    """Wait until nothing runs, no slot is in use and no cache is held; returns the report."""
 
+    def is_idle(report: dict[str, Any]) -> bool:
+        # Rows are as of now, slots as of the last reading, which may be of a moment before the last row came.
+        num_rows = sum(number for state, number in report["rows"].items() if state != "max")
+        return (num_rows, report["slots"]["used"], report["slots"]["cache_bytes"]) == (0, 0, 0)
 
-def rows(report: dict[str, Any]) -> dict[str, int]:
-    return {name: report["rows"][name] for name in NOTHING_RUNS}
+    return await reports(client, is_idle)
 
 
 def assert_memory_is_back(before: dict[str, int], after: dict[str, int]) -> None:

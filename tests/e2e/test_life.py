@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from scheduler.client import Client, ConnectionLost, RequestError
-from tests.e2e.daemon import Daemon, at_once, idle, reports, serving
-from tests.scheduler.raw import connected, submit
-from tests.scheduler.trio_test import trio_test
+from tests.e2e.daemon import Daemon, at_once, serving
+from tests.scheduler.trio_test import until
 
 
 def test_a_second_daemon_on_a_live_socket_is_told_so_before_it_loads_anything(daemon: Daemon) -> None:
@@ -76,11 +72,9 @@ async def drains(daemon: Daemon) -> None:
             port = (await client.status())["metrics_port"]
 
             async def end_it() -> None:
-                while len(begun) < 3:
-                    await trio.sleep(0.01)
+                await until(lambda: len(begun) == 3)
                 daemon.process.send_signal(signal.SIGTERM)
-                while daemon.socket.exists():
-                    await trio.sleep(0.01)
+                await until(lambda: not daemon.socket.exists())
                 with pytest.raises(RequestError, match="shutting_down"):
                     await late.ask("Am I too late?", max_tokens=1)
                 with pytest.raises(ConnectionLost):

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scheduler.client import Client
 from tests.e2e.daemon import Daemon, idle
 
-ASKED = {"prompt": "One, two, three,", "max_tokens": 3, "ignore_eos": True}
+ASKED: dict[str, Any] = {"prompt": "One, two, three,", "max_tokens": 3, "ignore_eos": True}
 
 
 def report_of(daemon: Daemon, ask: bool = False) -> dict[str, Any]:

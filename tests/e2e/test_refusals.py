@@ -73,7 +73,7 @@ OF_A_CONNECTION: list[tuple[str, bytes, str]] = [
 @asynccontextmanager
 async def bystander(daemon: Daemon) -> AsyncIterator[None]:
     """Another client, whose answer comes on while the block runs, and is whole and as it was before."""
-    asked = {"prompt": "The days of the week are", "max_tokens": 24, "ignore_eos": True}
+    asked: dict[str, Any] = {"prompt": "The days of the week are", "max_tokens": 14, "ignore_eos": True}
     async with Client(daemon.socket) as client:
         before = await client.ask(**asked)
         async with client.submit(**asked) as answer:

@@ -19,7 +19,7 @@ import mlx.core as mx
 import pytest
 import tokenizers
 from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3_5
+from mlx_lm.models import base, qwen3_5, qwen3_next
 
 from lanes.batch import SlotCaches
 from lanes.build import build_engine
@@ -41,6 +41,12 @@ LOSS = 5.0
 @cache
 def hybrid() -> LoadedModel:
     return load("hybrid")
+
+
+@pytest.fixture
+def mlx_lms_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever form an engine of this process has found to be the fastest."""
+    monkeypatch.setattr(qwen3_next, "scaled_dot_product_attention", base.scaled_dot_product_attention)
 
 
 def prompt_of(title: str) -> tuple[int, ...]:
@@ -97,7 +103,7 @@ def test_it_runs_in_the_batch_lane() -> None:
     assert info.geometry == RowGeometry(state_bytes, column_bytes=2 * 2 * 64 * 4)
 
 
-def test_rows_that_join_and_leave_compute_what_each_computes_alone() -> None:
+def test_rows_that_join_and_leave_compute_what_each_computes_alone(mlx_lms_attention: None) -> None:
     """Bit for bit, at every step: prompts of other lengths beside them, slots that others had before."""
     model = hybrid().model
     make_row = RowMaker(model)
@@ -140,8 +146,8 @@ def test_rows_that_join_and_leave_compute_what_each_computes_alone() -> None:
     assert len({*last.values()}) > 1, "the rows have written different things"
 
 
-def test_the_engine_answers_as_the_model_alone() -> None:
-    engine = build_engine(load("hybrid"), LaneSettings(max_rows=3), "stock")
+def test_the_engine_answers_as_the_model_alone(mlx_lms_attention: None) -> None:
+    engine = engine_for(hybrid().model, max_rows=3)
     prompts = [prompt_of(title) for title in HYBRID_PROMPTS]
     rows = [
         (2 * number, RowSpec(number, prompt, Sampling()), 6 + 3 * number) for number, prompt in enumerate(prompts[:3])
