@@ -37,7 +37,8 @@ class Options:
         None,
         "model",
         "MODEL",
-        "what to serve: a folder with an MLX model, a Hugging Face id, a .gguf file, or one of the words demo and hybrid",
+        "what to serve: a folder with an MLX model, a Hugging Face id, a .gguf file, or one of the words demo and "
+        "hybrid",
         required=True,
     )
     served_model_name: str | None = _option(

@@ -54,8 +54,8 @@ class ColumnRows:
     # What the models call.
 
     @property
-    def offset(self) -> mx.array:
-        return self.positions.array
+    def offset(self) -> mx.array | int:
+        return self.positions.offset
 
     @property
     def state(self) -> Arrays:

@@ -31,8 +31,8 @@ class GroupRows:
         return self.rows[index]
 
     @property
-    def offset(self) -> mx.array:
-        return self.positions.array
+    def offset(self) -> mx.array | int:
+        return self.positions.offset
 
     @property
     def state(self) -> list[mx.array]:

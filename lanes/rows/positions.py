@@ -41,7 +41,8 @@ class Positions:
     """The lengths of the rows in slots [0, rows) before a step, int32 [rows]: the position of each row's new token.
 
     read_width: columns that hold the longest row with its new token, or more; the host's number, not the device's.
-    segments: which slots are read together, and how far.
+    segments: which slots are read together, and how far. offset: what RoPE is given; one number where all rows are
+    equally long, which it rotates by faster and to the same bits.
     """
 
     def __init__(self, array: mx.array, read_width: int, segments: Sequence[Segment] = ()) -> None:
@@ -49,12 +50,16 @@ class Positions:
         self.read_width = read_width
         self.segments = segments
         self.array = array
+        self.offset: mx.array | int = array
         self._layouts: dict[tuple[int | None, int, int | None], Columns] = {}
 
     @classmethod
     def of(cls, lengths: list[int], segments: Sequence[Segment] = ()) -> Positions:
         """For rows so long."""
-        return cls(mx.array(lengths, dtype=mx.int32), read_width(max(lengths, default=0) + 1), segments)
+        positions = cls(mx.array(lengths, dtype=mx.int32), read_width(max(lengths, default=0) + 1), segments)
+        if len(set(lengths)) == 1:
+            positions.offset = lengths[0]
+        return positions
 
     def linear(self, window: int | None = None) -> Columns:
         """Token p of a row is in column p. A window restricts what is looked at, not what is kept."""

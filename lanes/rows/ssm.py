@@ -53,8 +53,8 @@ class SSMRows(ArraysCache):  # type: ignore[misc]
         self.arrays[index] = array
 
     @property
-    def offset(self) -> mx.array:
-        return self.positions.array
+    def offset(self) -> mx.array | int:
+        return self.positions.offset
 
     @property
     def state(self) -> list[mx.array]:

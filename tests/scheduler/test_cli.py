@@ -69,7 +69,10 @@ def test_the_commands_are_listed_and_the_versions_told() -> None:
         (["serve", "model"], "laned serve does not take 'model': `laned serve --help` says what it takes."),
         (["serve", "--max-rows"], "laned serve: --max-rows: expected one argument."),
         (["serve", "--model", "demo", "--max-rows", "x"], "--max-rows takes a whole number from 1 to 4096, not 'x'."),
-        (["serve"], "--model is missing: it takes a folder, a Hugging Face id, a .gguf file or one of the words demo and hybrid."),
+        (
+            ["serve"],
+            "--model is missing: it takes a folder, a Hugging Face id, a .gguf file or one of the words demo and hybrid.",
+        ),
         (["serve", "--config", "/no/such.toml"], "Cannot read --config /no/such.toml: No such file or directory."),
         (["ask"], "A prompt is missing: `laned ask PROMPT`, or `laned ask -` to read it from standard input."),
         (["ask", " "], "The prompt is empty: there is nothing to ask."),

@@ -190,7 +190,7 @@ def test_a_file_that_is_no_toml_or_is_not_there(tmp_path: Path) -> None:
 
 
 def test_no_model_is_a_mistake_that_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--model is missing: it takes .* \.gguf file or one of the words demo and hybrid\."):
+    with pytest.raises(UsageError, match=r"--model is missing: it takes .* words demo and hybrid\."):
         parse("--config", write(tmp_path, "max-rows = 4"))
 
 
