@@ -105,6 +105,19 @@ async def idle(client: Client) -> dict[str, Any]:
     return await reports(client, is_idle)
 
 
+async def memory(client: Client) -> dict[str, int]:
+    """The daemon's memory at rest, read after this was called.
+
+    The slots of a report, and MLX's memory, are as of their last reading, which may be older; and one that was taken
+    when the last row had gone may count what the device was still computing for it. So a row is run until it is seen,
+    and cancelled: what is at rest after that has been read anew.
+    """
+    async with client.submit("Once", max_tokens=4000, ignore_eos=True):
+        await reports(client, lambda report: bool(report["slots"]["used"]))
+    at_rest: dict[str, int] = (await idle(client))["memory"]
+    return at_rest
+
+
 def assert_memory_is_back(before: dict[str, int], after: dict[str, int]) -> None:
     """Both as in a report, of times when nothing ran. What MLX keeps for reuse has a limit of its own."""
     assert after["mlx_active_bytes"] <= before["mlx_active_bytes"] + (1 << 20)

@@ -10,7 +10,7 @@ import trio
 
 from scheduler.client import Client
 from store.framing import encode_frame
-from tests.e2e.daemon import Daemon, assert_memory_is_back, idle, reports
+from tests.e2e.daemon import Daemon, assert_memory_is_back, idle, memory, reports
 from tests.scheduler.raw import HELLO, connected, submit
 from tests.scheduler.trio_test import trio_test
 
@@ -66,7 +66,7 @@ async def test_two_hundred_that_vanish_leave_nothing_behind(daemon: Daemon) -> N
     async with Client(daemon.socket) as client:
         asked: dict[str, Any] = {"prompt": "The days of the week are", "max_tokens": 6}
         answer = await client.ask(**asked)
-        before = (await idle(client))["memory"]
+        before = await memory(client)
         peak_rows = 0
         async with trio.open_nursery() as nursery:
             for _ in range(NUM_CLIENTS):
@@ -76,8 +76,7 @@ async def test_two_hundred_that_vanish_leave_nothing_behind(daemon: Daemon) -> N
                 await trio.sleep(0.05)
         await idle(client)
         assert (await client.ask(**asked)).text == answer.text
-        # Memory is read when the last row leaves; what a vanished one had begun may have run on until after that.
-        after = (await idle(client))["memory"]
+        after = await memory(client)
     assert ended["half a frame"] > 0
     assert peak_rows > 1
     assert_memory_is_back(before, after)

@@ -71,7 +71,8 @@ def test_the_commands_are_listed_and_the_versions_told() -> None:
         (["serve", "--model", "demo", "--max-rows", "x"], "--max-rows takes a whole number from 1 to 4096, not 'x'."),
         (
             ["serve"],
-            "--model is missing: it takes a folder, a Hugging Face id, a .gguf file or one of the words demo and hybrid.",
+            "--model is missing: it takes a folder, a Hugging Face id, a .gguf file or one of the words demo and "
+            "hybrid.",
         ),
         (["serve", "--config", "/no/such.toml"], "Cannot read --config /no/such.toml: No such file or directory."),
         (["ask"], "A prompt is missing: `laned ask PROMPT`, or `laned ask -` to read it from standard input."),
