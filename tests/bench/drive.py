@@ -241,10 +241,15 @@ def random_prompt(source: random.Random, tokens: int) -> tuple[int, ...]:
 
 def seat(engine: MlxEngine, rows: Sequence[tuple[list[Any], int]]) -> None:
     """Enter rows whose caches are made already, (caches, length), as if their prompts had been processed, and merge
-    them with the first step."""
-    specs = [RowSpec(number, (1,) * (length + 1), Sampling()) for number, (_, length) in enumerate(rows)]
-    engine.step(Step(admit=tuple(specs)))
+    them, each in a turn of its own."""
     for number, (caches, length) in enumerate(rows):
-        prompt = engine._prompts[number]
-        prompt.caches, prompt.processed = caches, length
-    engine.step(Step(merge=tuple(range(len(rows)))))
+        place(engine, number, caches, length)
+    for number in range(len(rows)):
+        engine.step(Step(merge=(number,)))
+
+
+def place(engine: MlxEngine, number: int, caches: list[Any], length: int) -> None:
+    """Enter a row whose caches are made already, so that it can be merged."""
+    engine.step(Step(admit=(RowSpec(number, (1,) * (length + 1), Sampling()),)))
+    prompt = engine._prompts[number]
+    prompt.caches, prompt.processed = caches, length

@@ -10,45 +10,65 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tests.bench.drive import BLAS, Ours, Peer, engine_for, peer_memory, seat
+from tests.bench.drive import BLAS, Peer, engine_for, peer_memory, place, seat
 
 # isort: split
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from lanes.batch import SlotCaches
+from lanes.engine import MlxEngine
 from lanes.lane import Step
 from lanes.tuning import backend
 from tests.bench.harness import Bench, bench, interleave
 from tests.bench.models import qwen3_8b_shape
 
 MIB = 1 << 20
+# Rows that join in one turn, as when short prompts shared a pass.
+SEVERAL = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A lane full of rows that are all so long. layers: as many as the model that is made has."""
+    """A lane full of rows that are all so long. layers: as many as the model has. steps: for one measurement of a
+    decode step."""
 
     rows: int
     tokens: int
     layers: int
     rounds: int
+    steps: int
 
 
-GPU_CASES = [Case(8, 2048, 36, 5), Case(32, 8192, 36, 3)]
-GPU_QUICK_CASES = [Case(8, 2048, 36, 3)]
-CPU_CASES = [Case(8, 2048, 4, 5)]
-CPU_QUICK_CASES = [Case(8, 2048, 2, 3)]
+GPU_CASES = [Case(8, 2048, 36, 5, 10), Case(32, 8192, 36, 3, 10)]
+GPU_QUICK_CASES = [Case(8, 2048, 36, 3, 10)]
+CPU_CASES = [Case(8, 2048, 4, 5, 2)]
+CPU_QUICK_CASES = [Case(8, 2048, 2, 2, 2)]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
+    """bytes: the most in use beyond what was in use before."""
+
     seconds: float
     bytes: int
+
+
+@dataclass(slots=True)
+class Costs:
+    """What was measured of one side. step_s: a decode step of the full lane."""
+
+    step_s: float
+    leave: list[Cost] = field(default_factory=list)
+    leave_and_move: list[Cost] = field(default_factory=list)
+    join: list[Cost] = field(default_factory=list)
+    join_several: list[Cost] = field(default_factory=list)
+    copy: list[Cost] = field(default_factory=list)
+    under_way: list[Cost] = field(default_factory=list)
 
 
 def solo_row(model: Any, tokens: int, dtype: mx.Dtype) -> list[KVCache]:
@@ -103,6 +123,18 @@ class Slots:
     def _compact(self) -> None:
         self.caches.compact()
 
+    def join_several(self) -> Cost:
+        """Rows that join in one turn, after as many have left."""
+        for leaving in self.caches.table.rows[-SEVERAL:]:
+            assert leaving is not None
+            self.caches.leave(leaving)
+        return cost(self._join_several, self.arrays)
+
+    def _join_several(self) -> None:
+        for _ in range(SEVERAL):
+            self._next += 1
+            self.caches.merge(self._next, self.row, self.case.tokens)
+
 
 class Padded:
     """mlx-lm's batch caches, full."""
@@ -125,9 +157,13 @@ class Padded:
         for batch in self.caches:
             batch.filter(keep)
 
-    def _join(self) -> None:
+    def _join(self, count: int = 1) -> None:
         for batch, cache in zip(self.caches, self.row, strict=True):
-            batch.extend(BatchKVCache.merge([cache]))
+            batch.extend(BatchKVCache.merge([cache] * count))
+
+    def join_several(self) -> Cost:
+        self._leave(list(range(self.case.rows - SEVERAL)))
+        return cost(lambda: self._join(SEVERAL), self.arrays)
 
 
 def copy_cost(row: list[KVCache]) -> Cost:
@@ -137,10 +173,8 @@ def copy_cost(row: list[KVCache]) -> Cost:
     return cost(lambda: copies.extend(tensor + 0 for tensor in tensors), lambda: copies)
 
 
-def step_s(side: Ours | Peer, case: Case) -> float:
-    """Seconds of a decode step of the full lane, dispatched ahead."""
-    steps = 2 if backend() == "cpu" else 10
-    turn = (lambda: side.engine.step(Step())) if isinstance(side, Ours) else side.generator.next
+def step_s(turn: Callable[[], object], steps: int) -> float:
+    """Seconds of a decode step, each dispatched before the one before it is read."""
     for _ in range(steps):
         turn()
     began = time.perf_counter()
@@ -149,46 +183,75 @@ def step_s(side: Ours | Peer, case: Case) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def our_step_s(model: Any, row: list[KVCache], case: Case) -> float:
-    side = Ours(engine_for(model, case.rows), case.rows)
-    seat(side.engine, [(row, case.tokens)] * case.rows)
-    return step_s(side, case)
+def measure_under_way(engine: MlxEngine, number: int, row: list[KVCache], case: Case) -> Cost:
+    """Two turns, a row joining in the first while the step before it still runs; the row with this number leaves."""
+    place(engine, number + 1, row, case.tokens)
+    engine.step(Step(leave=(number,)))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    began = time.perf_counter()
+    engine.step(Step(merge=(number + 1,)))
+    engine.step(Step())
+    mx.synchronize()
+    return Cost(time.perf_counter() - began, max(0, mx.get_peak_memory() - before))
+
+
+def measure_engine(model: Any, row: list[KVCache], case: Case) -> Costs:
+    """Of the lane as the daemon drives it."""
+    engine = engine_for(model, case.rows)
+    seat(engine, [(row, case.tokens)] * case.rows)
+    costs = Costs(step_s(lambda: engine.step(Step()), case.steps))
+    for number in range(case.rows - 1, case.rows - 1 + case.rounds):
+        costs.under_way.append(measure_under_way(engine, number, row, case))
+    return costs
 
 
 def peer_step_s(model: Any, row: list[KVCache], case: Case) -> float:
-    side = Peer(model, case.rows)
-    side.generator.insert([[1, 2]] * case.rows, [1 << 20] * case.rows, caches=[row] * case.rows)
-    while len(side.generator._generation_batch) < case.rows:
-        side.generator.next()
-    return step_s(side, case)
+    generator = Peer(model, case.rows).generator
+    generator.insert([[1, 2]] * case.rows, [1 << 20] * case.rows, caches=[row] * case.rows)
+    while len(generator._generation_batch) < case.rows:
+        generator.next()
+    return step_s(generator.next, case.steps)
 
 
-def measure_peer(model: Any, row: list[KVCache], case: Case) -> tuple[float, list[tuple[Cost, Cost]]]:
+def measure_peer(model: Any, row: list[KVCache], case: Case) -> Costs:
+    """Of mlx-lm's batch caches."""
     with peer_memory():
         seconds = peer_step_s(model, row, case)
         mx.clear_cache()
         padded = Padded(row, case)
         padded.leave_and_join(1)  # kernels are compiled at their first use
-        label = f"mlx-lm, {case.rows} rows of {case.tokens}"
-        (costs,) = interleave(case.rounds, label, partial(padded.leave_and_join, case.rows // 2))
-    return seconds, costs
+        costs = Costs(seconds)
+
+        def both() -> None:
+            leave, join = padded.leave_and_join(case.rows // 2)
+            costs.leave.append(leave)
+            costs.leave_and_move.append(leave)
+            costs.join.append(join)
+            costs.join_several.append(padded.join_several())
+
+        interleave(case.rounds, f"mlx-lm, {case.rows} rows of {case.tokens}", both)
+    return costs
 
 
-def measure_ours(model: Any, row: list[KVCache], case: Case) -> tuple[float, list[tuple[Cost, Cost, Cost]], list[Cost]]:
-    seconds = our_step_s(model, row, case)
+def measure_ours(model: Any, row: list[KVCache], case: Case) -> Costs:
+    """Of our slots, and of plain copies of a row beside them."""
+    costs = measure_engine(model, row, case)
     mx.clear_cache()
     slots = Slots(row, case)
     slots.leave_and_join(1)
     copy_cost(row)
-    costs: list[tuple[Cost, Cost, Cost]] = []
-    copies: list[Cost] = []
 
-    def both() -> None:
-        copies.append(copy_cost(row))
-        costs.append(slots.leave_and_join(case.rows // 2))
+    def all_of_it() -> None:
+        costs.copy.append(copy_cost(row))
+        leave, move, join = slots.leave_and_join(case.rows // 2)
+        costs.leave.append(leave)
+        costs.leave_and_move.append(Cost(leave.seconds + move.seconds, max(leave.bytes, move.bytes)))
+        costs.join.append(join)
+        costs.join_several.append(slots.join_several())
 
-    interleave(case.rounds, f"ours, {case.rows} rows of {case.tokens}", both)
-    return seconds, costs, copies
+    interleave(case.rounds, f"ours, {case.rows} rows of {case.tokens}", all_of_it)
+    return costs
 
 
 def measure(run: Bench, case: Case, on_gpu: bool) -> None:
@@ -197,45 +260,37 @@ def measure(run: Bench, case: Case, on_gpu: bool) -> None:
     model = qwen3_8b_shape(case.layers, dtype, *(() if on_gpu else (1024,)))
     row = solo_row(model, case.tokens, dtype)
     row_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in row)
-    padded_step_s, theirs = measure_peer(model, row, case)
+    theirs = measure_peer(model, row, case)
     mx.clear_cache()
-    slots_step_s, ours, copies = measure_ours(model, row, case)
+    ours = measure_ours(model, row, case)
     what = f"{dtype} caches of Qwen3-8B's shape, {case.layers} layers".removeprefix("mlx.core.")
-    book(run, f"{what}, {case.rows} x {case.tokens:,}", ours, theirs, copies, slots_step_s, padded_step_s)
-    run.add(f"{what}, {case.rows} x {case.tokens:,}", "a row's bytes", "MiB", [row_bytes / MIB])
+    name = f"{what}, {case.rows} x {case.tokens:,}"
+    book(run, name, ours, theirs)
+    run.add(name, "a row's bytes", "MiB", [row_bytes / MIB])
 
 
-def book(
-    run: Bench,
-    name: str,
-    ours: list[tuple[Cost, Cost, Cost]],
-    theirs: list[tuple[Cost, Cost]],
-    copies: list[Cost],
-    our_step_s: float,
-    their_step_s: float,
-) -> None:
-    columns = {
-        "leave": ([leave for leave, _, _ in ours], [leave for leave, _ in theirs]),
-        "leave and the next step's move": (
-            [Cost(a.seconds + b.seconds, max(a.bytes, b.bytes)) for a, b, _ in ours],
-            [leave for leave, _ in theirs],
-        ),
-        "join": ([join for *_, join in ours], [join for _, join in theirs]),
-    }
-    for what, (mine, peer) in columns.items():
-        milliseconds = [[cost.seconds * 1000 for cost in costs] for costs in (mine, peer)]
-        run.add(name, what, "ms", *milliseconds, more_is_better=False)
-        bytes_ = [[cost.bytes / MIB for cost in costs] for costs in (mine, peer)]
-        run.add(name, f"{what}, extra memory at the peak", "MiB", *bytes_, more_is_better=False)
-        parts = [
-            [cost.seconds / step_s * 100 for cost in costs]
-            for costs, step_s in zip((mine, peer), (our_step_s, their_step_s), strict=True)
-        ]
-        run.add(name, f"{what}, part of a step", "%", *parts, more_is_better=False)
-    joins = [join.seconds * 1000 for *_, join in ours]
-    plain = [copy.seconds * 1000 for copy in copies]
-    run.add(name, "join; peer: a plain copy of the row", "ms", joins, plain, more_is_better=False)
-    run.add(name, "decode step", "ms", [our_step_s * 1000], [their_step_s * 1000], more_is_better=False)
+def book(run: Bench, name: str, ours: Costs, theirs: Costs) -> None:
+    less = partial(run.add, name, more_is_better=False)
+    for what, mine, peer in (
+        ("leave", ours.leave, theirs.leave),
+        ("leave and the next step's move", ours.leave_and_move, theirs.leave_and_move),
+        ("join", ours.join, theirs.join),
+        (f"join of {SEVERAL} at once", ours.join_several, theirs.join_several),
+    ):
+        less(what, "ms", *([cost.seconds * 1000 for cost in costs] for costs in (mine, peer)))
+        less(f"{what}, extra memory", "MiB", *([cost.bytes / MIB for cost in costs] for costs in (mine, peer)))
+        steps = ((mine, ours.step_s), (peer, theirs.step_s))
+        less(
+            f"{what}, part of a step",
+            "%",
+            *([cost.seconds / step_s * 100 for cost in costs] for costs, step_s in steps),
+        )
+    turns = [2 * ours.step_s * 1000] * len(ours.under_way)
+    less("two turns with a join; peer: ours without", "ms", [cost.seconds * 1000 for cost in ours.under_way], turns)
+    less("two turns with a join, extra memory", "MiB", [cost.bytes / MIB for cost in ours.under_way])
+    joins, copies = ([cost.seconds * 1000 for cost in costs] for costs in (ours.join, ours.copy))
+    less("join; peer: a plain copy of the row", "ms", joins, copies)
+    less("decode step", "ms", [ours.step_s * 1000], [theirs.step_s * 1000])
 
 
 def main() -> None:
