@@ -174,6 +174,8 @@ class MlxEngine:
 
     def gauges(self) -> EngineGauges:
         caches = self.decoder.caches
+        if not (caches.table or self._prompts or self._aside):
+            mx.synchronize()  # the chunk of a prompt that was cancelled may still hold memory
         prompts = sum(prompt.nbytes for prompt in self._prompts.values())
         aside = sum(cache.nbytes for row in self._aside.values() for cache in row.row if not cache.empty())
         return EngineGauges(

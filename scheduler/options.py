@@ -145,7 +145,7 @@ class Options:
         50.0,
         "scheduling",
         "MS",
-        "how long decoding may wait for a piece of somebody's prompt",
+        "how long decoding may wait for a piece of somebody's prompt, or eight decode steps if those take longer",
     )
     drain_timeout: float = _option(
         values.number("a number of seconds of at least 0", lambda value: value >= 0),

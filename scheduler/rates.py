@@ -4,6 +4,9 @@ from lanes.lane import StepResult
 
 # Below this a chunk costs about as much as one of this size: the weights are read once whatever its size.
 SMALLEST_CHUNK_TOKENS = 64
+# Where a step itself takes long, as on a CPU, chunks that kept to --max-stall-ms would be small, and each is followed
+# by a step of few rows, which costs as much as one of many. So a chunk may take as long as so many steps.
+STEPS_WORTH = 8
 # How much a new measurement counts against the ones before it.
 WEIGHT = 0.2
 
@@ -30,9 +33,10 @@ class ChunkSize:
             self._decode_s = before + WEIGHT * (result.seconds - before)
         elif self._decode_s is not None:
             chunk_s = max(result.seconds - self._decode_s, 1e-4)
-            if result.chunk_tokens < self.tokens(rows_decoding=True) and chunk_s <= self.max_stall_s:
+            stall_s = max(self.max_stall_s, STEPS_WORTH * self._decode_s)
+            if result.chunk_tokens < self.tokens(rows_decoding=True) and chunk_s <= stall_s:
                 return  # the end of a prompt, in time: it says nothing of a whole chunk
-            fitting = self._tokens * self.max_stall_s / chunk_s
+            fitting = self._tokens * stall_s / chunk_s
             # One odd measurement (another program on the machine) may not move the size far.
             fitting = min(max(fitting, self._tokens / 2), self._tokens * 2)
             self._tokens += WEIGHT * (fitting - self._tokens)

@@ -202,7 +202,7 @@ for _ in range(20):
     if not child:
         trio.run(main).join()
         sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 

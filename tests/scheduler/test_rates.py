@@ -7,7 +7,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lanes.lane import StepResult
-from scheduler.rates import SMALLEST_CHUNK_TOKENS, ChunkSize
+from scheduler.rates import SMALLEST_CHUNK_TOKENS, STEPS_WORTH, ChunkSize
 
 STALL_S = 0.05
 LARGEST = 4096
@@ -23,6 +23,11 @@ class Machine:
     base_s: float
     per_token_s: float
     size: ChunkSize = field(default_factory=lambda: ChunkSize(LARGEST, STALL_S))
+
+    @property
+    def stall_s(self) -> float:
+        """What a chunk may take: the set time, or several steps where those are longer."""
+        return max(STALL_S, STEPS_WORTH * self.decode_s)
 
     def chunk_s(self, tokens: int) -> float:
         return self.base_s + self.per_token_s * tokens
@@ -62,7 +67,7 @@ def test_rows_never_wait_much_longer_than_the_stall(machine: Machine) -> None:
     for tokens in machine.settle():
         assert SMALLEST_CHUNK_TOKENS <= tokens <= LARGEST
         if tokens > SMALLEST_CHUNK_TOKENS:
-            assert machine.chunk_s(tokens - SMALLEST_CHUNK_TOKENS) <= STALL_S * (1 + NEAR)
+            assert machine.chunk_s(tokens - SMALLEST_CHUNK_TOKENS) <= machine.stall_s * (1 + NEAR)
 
 
 @settings(max_examples=300)
@@ -74,7 +79,7 @@ def test_chunks_are_as_large_as_the_stall_allows(machine: Machine) -> None:
     stall whatever its size, and the size stays small."""
     for tokens in machine.settle():
         larger = tokens + 2 * SMALLEST_CHUNK_TOKENS
-        assert larger > LARGEST or machine.chunk_s(larger) > STALL_S * (1 - NEAR), (
+        assert larger > LARGEST or machine.chunk_s(larger) > machine.stall_s * (1 - NEAR), (
             f"{tokens} tokens, {larger} would fit"
         )
 
@@ -104,7 +109,7 @@ def test_one_odd_measurement_moves_the_size_little_and_is_forgotten(
 def test_the_short_end_of_a_prompt_does_not_shrink_the_chunks(machine: Machine, ends: list[int]) -> None:
     """What a few tokens take, well within the stall, is no reason to make larger chunks smaller."""
     settled = min(machine.settle())
-    assume(machine.chunk_s(settled) <= STALL_S)
+    assume(machine.chunk_s(settled) <= machine.stall_s)
     for tokens in ends:
         machine.chunk(tokens)
     assert machine.tokens >= settled - SMALLEST_CHUNK_TOKENS
@@ -146,9 +151,9 @@ def test_what_tells_nothing_changes_nothing(result: StepResult) -> None:
 
 def test_a_slower_decode_step_is_not_taken_for_a_slower_chunk() -> None:
     """As rows join, the step itself takes longer."""
-    machine = Machine(decode_s=0.01, base_s=0.0, per_token_s=1e-4)
+    machine = Machine(decode_s=0.001, base_s=0.0, per_token_s=1e-4)
     settled = machine.settle()
-    machine.decode_s = 0.08
+    machine.decode_s = 0.006
     for _ in range(30):
         machine.decode()
     again = [machine.chunk() for _ in range(50)][-10:]
