@@ -132,9 +132,11 @@ def bench(name: str, description: str, parts: Sequence[str] = ()) -> Iterator[Be
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions, under 45 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as a JSON list")
     if parts:
-        parser.add_argument("--only", choices=parts, nargs="+", default=parts, help="leave out the other parts")
+        said = "leave out the other parts (default: all; with --quick, the first)"
+        parser.add_argument("--only", choices=parts, nargs="+", help=said)
     chosen = parser.parse_args()
-    run = Bench(name, chosen.quick, chosen.json, only=tuple(getattr(chosen, "only", ())))
+    only = getattr(chosen, "only", None) or (parts[:1] if chosen.quick else parts)
+    run = Bench(name, chosen.quick, chosen.json, only=tuple(only))
     yield run
     run.write()
 
