@@ -48,8 +48,6 @@ class SlotCaches:
         self._reserve(slot + 1, length + 1)
         for layer, cache in zip(self.layers, row, strict=True):
             layer.merge(slot, cache, length)
-        # Begun now, so that the row's own caches are freed soon; the next step queues behind it.
-        mx.async_eval([layer.state for layer in self.layers])
 
     def leave(self, row_id: int) -> None:
         slot = self.table.release(row_id)
