@@ -62,7 +62,6 @@ class Times:
 
     arrived_s: float
     admitted_s: float | None = None
-    merged_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     finished_s: float | None = None

@@ -95,7 +95,6 @@ class BatchScheduler:
             del self._prompts[request.row_id]
             self._merged[request.row_id] = request
             request.advance(State.DECODING)
-            request.times.merged_s = now_s
         chunk, sharing = self._next_chunk()
         if not (leave or set_aside or admit or chunk or self._merged or self._unread):
             return None

@@ -127,6 +127,17 @@ def also(name: str, *shape: int) -> Change:
     return lambda tensors: tensors.update({name: np.ones(shape, np.float32)})
 
 
+def assert_refused(path: Path, family: str, keys: dict[str, Any], change: Change | None, words: str) -> None:
+    """A tiny model of the family, with metadata and tensors changed, is not loaded, and told why."""
+    model, config = models.random_model(family)
+    tensors = models.tensors_of(model, config)
+    if change is not None:
+        change(tensors)
+    writer.write(path, models.metadata_of(config, **keys), tensors)
+    with pytest.raises(LoadError, match=words):
+        load(str(path))
+
+
 @pytest.mark.parametrize(
     ("keys", "change", "words"),
     [
@@ -149,13 +160,7 @@ def also(name: str, *shape: int) -> Change:
     ],
 )
 def test_refused_by_name(tmp_path: Path, keys: dict[str, Any], change: Change | None, words: str) -> None:
-    model, config = models.random_model("llama")
-    tensors = models.tensors_of(model, config)
-    if change is not None:
-        change(tensors)
-    path = writer.write(tmp_path / "a.gguf", models.metadata_of(config, **keys), tensors)
-    with pytest.raises(LoadError, match=words):
-        load(str(path))
+    assert_refused(tmp_path / "a.gguf", "llama", keys, change, words)
 
 
 def test_gemmas_largest_model_scales_its_scores_otherwise(tmp_path: Path) -> None:
@@ -197,13 +202,7 @@ def test_gemmas_largest_model_scales_its_scores_otherwise(tmp_path: Path) -> Non
     ],
 )
 def test_gemma_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], change: Change | None, words: str) -> None:
-    model, config = models.random_model("gemma3_text")
-    tensors = models.tensors_of(model, config)
-    if change is not None:
-        change(tensors)
-    path = writer.write(tmp_path / "a.gguf", models.metadata_of(config, **keys), tensors)
-    with pytest.raises(LoadError, match=words):
-        load(str(path))
+    assert_refused(tmp_path / "a.gguf", "gemma3_text", keys, change, words)
 
 
 @pytest.mark.parametrize("kind", [writer.F16, writer.BF16])
