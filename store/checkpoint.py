@@ -1,0 +1,110 @@
+"""What of a row can be kept, as plain data: lanes fill it from arrays and arrays from it, the store keeps it.
+
+A row's caches hold two kinds of things. **Columns** belong to one token each: keys and values, plain or packed. A cache
+that keeps every token has a column for each; a ring has the last ones (and some first ones) only. **State** belongs to
+a token count: it is what a recurrent layer made of all tokens before. A row with rings or state can be taken up again
+only at a **boundary**, a token count at which these were saved; one with neither, at any token.
+
+Arrays have no axis for rows here. Imports nothing of the project, and no MLX.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+# A token range [first, last).
+Range = tuple[int, int]
+
+# Bytes of an element, by MLX's names.
+DTYPE_BYTES = {
+    "bool_": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "float32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One array: what it is, without its bytes.
+
+    name: the place of its cache in the model's order, that of the array in the cache, dots between ("3.0", and "3.1.0"
+    in a CacheList). at None: columns, of shape [heads, columns, dim], `ranges` being the tokens they are of, in order.
+    Otherwise the state, of any shape, that the cache had after `at` tokens.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    ranges: tuple[Range, ...] = ()
+    at: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def column_bytes(self) -> int:
+        """Of one token in one head."""
+        return self.shape[-1] * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a row has of its tokens [start, stop), and its rings and state at boundaries in (start, stop].
+
+    boundaries None: the row can be taken up again at any token. buffers: the bytes of each tensor, C-contiguous, which
+    nobody changes any more.
+    """
+
+    start: int
+    stop: int
+    boundaries: tuple[int, ...] | None
+    tensors: tuple[TensorSpec, ...]
+    buffers: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What is known of a row before it is processed: its first `tokens` tokens, of which specs tells the arrays.
+
+    Of columns there is one spec for each name; its shape and ranges are those of some part of them, and only dtype,
+    heads and dim count. Of state there are those at `tokens`.
+    """
+
+    tokens: int
+    specs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Memory that one array of a recalled row is to be read into: `wanted` says of what.
+
+    buffer: its bytes, writable. Head h's column i of wanted.ranges starts at byte h * head_bytes + i *
+    wanted.column_bytes, so head_bytes may be more than the columns of a head take. State takes the whole buffer.
+    """
+
+    wanted: TensorSpec
+    buffer: memoryview
+    head_bytes: int
+
+
+def columns_of(spec: TensorSpec, ranges: tuple[Range, ...]) -> TensorSpec:
+    """The spec of the same array for other tokens."""
+    heads, _, dim = spec.shape
+    return replace(spec, shape=(heads, sum(last - first for first, last in ranges), dim), ranges=ranges)

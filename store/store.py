@@ -1,0 +1,372 @@
+"""The store as the scheduler has it: what rows can begin with, and a place for what they have become.
+
+    find      which beginning of a prompt is known; what it is made of is held until release()
+    fill      that beginning, into the memory that the engine made for it
+    draft     what of a row is not known yet: what is worth to be frozen
+    remember  what was frozen; from then on it is found
+
+Everything is called on Trio's thread, and only find, fill and flush wait. What is remembered is in memory at once and
+on disk later (store/writer.py); what is found may come from either. A disk that fails, a keeper that is away, a file
+that is damaged: fewer tokens are found, a counter moves, nothing is raised. Only flush tells.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import trio
+
+from store.checkpoint import Destination, Part, Recall
+from store.keeping import Chain, Keeper, KeeperAway, KeeperStats
+from store.memory import Entry, Memory
+from store.pieces import recalled_specs, used_bytes
+from store.prefixes import Match
+from store.presence import Presence
+from store.reader import Filled, Link, Reader, ReadRate
+from store.segment import Segment, root_id, segment_id
+from store.trim import trim
+from store.writer import Writer, WriterCounts
+
+logger = logging.getLogger(__name__)
+
+# How often idle entries are looked for, and the keeper is asked for its figures.
+TIDY_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """fingerprint: of the model, by content. memory_bytes: what may stay in memory. queue_bytes: what may wait to be
+    written, beside that. demote_idle_s: unused for so long, what is on disk leaves memory. verify: tensors' hashes are
+    checked whenever they are read. cut_anywhere: rows of this model can be taken up again at any token."""
+
+    fingerprint: str
+    memory_bytes: int
+    queue_bytes: int
+    demote_idle_s: float | None = None
+    verify: bool = False
+    cut_anywhere: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Counts since the start, and what is there now. dropped: segments that were to be kept and were not, wherever.
+    evicted: from memory. corrupt: segments on disk that could not be read back. disk: None without a keeper."""
+
+    memory_bytes: int = 0
+    memory_segments: int = 0
+    queue_bytes: int = 0
+    queue_segments: int = 0
+    evicted: int = 0
+    written_bytes: int = 0
+    written_segments: int = 0
+    dropped: int = 0
+    errors: int = 0
+    corrupt: int = 0
+    memory_restored_bytes: int = 0
+    memory_restored_s: float = 0.0
+    disk_restored_bytes: int = 0
+    disk_restored_s: float = 0.0
+    disk: KeeperStats | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Found:
+    """What is known of the beginning of a prompt.
+
+    tokens: how many it can be taken up at; recall says of what, None where it is nothing. matched: how many of the
+    prompt's tokens are known in a row: more than `tokens` where no boundary is, and one there would be worth having.
+    memory_tokens and disk_tokens, memory_bytes and disk_bytes: where they are; the bytes of a ring are an upper bound.
+
+    It is held until release(), which may be called again. To be released when the row has left for good, its end frozen
+    and remembered: until then draft() knows the row by it.
+    """
+
+    tokens: int = 0
+    matched: int = 0
+    memory_tokens: int = 0
+    disk_tokens: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    recall: Recall | None = None
+    _store: Store | None = None
+    _chain: tuple[Entry, ...] = ()
+    _pin: int | None = None
+
+    def release(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store._let_go(self._chain, self._pin)
+
+
+@dataclass(eq=False, slots=True)
+class Draft:
+    """Of a row of `stop` tokens, those from `start` on are not known. To be remembered or dropped."""
+
+    start: int
+    stop: int
+    _tokens: array[int] = field(repr=False)
+    _root: str
+    _store: Store
+    _chain: tuple[Entry, ...] | None
+
+    def drop(self) -> None:
+        """It comes to nothing. May be called again, and after it was remembered."""
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            self._store._let_go(chain)
+
+
+@asynccontextmanager
+async def open_store(settings: StoreSettings, keeper: Keeper | None) -> AsyncIterator[Store]:
+    """The store, for as long as the block lasts. What waits to be written when it ends is lost: flush first."""
+    async with trio.open_nursery() as nursery:
+        store = Store(settings, keeper, nursery)
+        nursery.start_soon(store._tidy)
+        if store._writer is not None:
+            nursery.start_soon(store._writer.run)
+        try:
+            yield store
+        finally:
+            store._is_open = False
+            nursery.cancel_scope.cancel()
+
+
+class Store:
+    """See open_store()."""
+
+    def __init__(self, settings: StoreSettings, keeper: Keeper | None, nursery: trio.Nursery) -> None:
+        self._settings = settings
+        self._nursery = nursery
+        self._memory = Memory(settings.memory_bytes)
+        self._reader = Reader(settings.verify)
+        self._keeper = None if keeper is None else Presence(keeper)
+        self._writer = (
+            None
+            if self._keeper is None
+            else Writer(self._memory, self._keeper, self._reader.precedence, settings.queue_bytes)
+        )
+        self._is_open = True
+        self._num_held = 0
+        self._num_dropped = 0
+        self._num_corrupt = 0
+        self._restored = Filled()
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether what is remembered can be found at once, in memory."""
+        return self._settings.memory_bytes > 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is remembered goes to disk, too."""
+        return self._keeper is not None
+
+    async def find(self, tokens: Sequence[int], namespace: str, limit: int) -> Found:
+        """The longest usable beginning of a prompt, of at most `limit` tokens; reading it ahead begins."""
+        root = root_id(self._settings.fingerprint, namespace)
+        asked = array("I", tokens)
+        kept = None if self._keeper is None else await self._ask(self._keeper, root, asked, limit)
+        found = self._find(root, asked, limit, kept)
+        paths = [entry.kept.path for entry in found._chain if entry.buffers is None and entry.kept is not None]
+        if paths:
+            self._nursery.start_soon(self._reader.read_ahead, paths)
+        return found
+
+    def find_now(self, tokens: Sequence[int], namespace: str, limit: int) -> Found:
+        """As find, of what is in memory or in use now: nobody is asked, nothing waits."""
+        root = root_id(self._settings.fingerprint, namespace)
+        return self._find(root, array("I", tokens), limit, None)
+
+    def _find(self, root: str, tokens: array[int], limit: int, kept: Chain | None) -> Found:
+        entered = self._enter(kept) if kept else ()
+        self._memory.pin(entered)
+        match = self._match(root, tokens, limit, kept)
+        chain = () if match.entry is None else self._memory.chain(match.entry)
+        on_disk = {entry for entry in chain if entry.buffers is None}
+        if kept and kept.tokens == match.tokens and not on_disk.issubset(entered):
+            # Of two ways to the same tokens, the one whose files are pinned.
+            chain = entered
+        self._memory.pin(chain)
+        self._memory.unpin(entered)
+        pin = kept.pin if kept and kept.tokens else None
+        if pin is not None and set(chain).isdisjoint(entered):
+            self._release_pin(pin)
+            pin = None
+        if not chain:
+            return Found(matched=match.matched)
+        self._memory.touch(chain, trio.current_time())
+        self._num_held += 1
+        return self._found(chain, match, pin)
+
+    async def fill(self, found: Found, destinations: Sequence[Destination]) -> bool:
+        """Read what was found into a row's memory. False: something is missing, damaged or changed, and is forgotten
+        with all that hangs on it; what the memory then holds is of no use."""
+        chain = found._chain
+        links = [Link(entry.segment, entry.buffers, entry.kept) for entry in chain]
+        filled = await self._reader.fill(links, found.tokens, destinations)
+        self._restored.memory_bytes += filled.memory_bytes
+        self._restored.memory_s += filled.memory_s
+        self._restored.disk_bytes += filled.disk_bytes
+        self._restored.disk_s += filled.disk_s
+        if filled.bad is None:
+            return True
+        number, why = filled.bad
+        bad = chain[number]
+        logger.warning("segment %s cannot be used: %s", bad.segment.id, why)
+        self._num_corrupt += 1
+        self._memory.forget(bad)
+        if self._keeper is not None and links[number].buffers is None:
+            with suppress(KeeperAway):
+                await self._keeper.condemn(bad.segment.id)
+        return False
+
+    def draft(self, tokens: Sequence[int], namespace: str) -> Draft | None:
+        """What is not known of a row that has processed these tokens; None where all of it is. What it hangs on stays
+        until the draft is remembered or dropped."""
+        root = root_id(self._settings.fingerprint, namespace)
+        known = array("I", tokens)
+        match = self._memory.match(root, known, len(known))
+        if match.tokens == len(known):
+            return None
+        chain = () if match.entry is None else self._memory.chain(match.entry)
+        self._memory.pin(chain)
+        self._num_held += 1
+        return Draft(match.tokens, len(known), known, root, self, chain)
+
+    def remember(self, draft: Draft, part: Part) -> None:
+        """Keep what was frozen for a draft. Never waits; where there is no room it is dropped and counted."""
+        assert part.start == draft.start, f"[{part.start}, {part.stop}) was frozen for {draft.start}..{draft.stop}"
+        assert (part.boundaries is None) == self._settings.cut_anywhere, f"boundaries {part.boundaries}"
+        try:
+            self._remember(draft, part)
+        finally:
+            draft.drop()
+
+    def _remember(self, draft: Draft, part: Part) -> None:
+        tokens = draft._tokens[: part.stop]
+        # Since the draft was made another row may have left the same, or a part of it.
+        match = self._memory.match(draft._root, tokens, part.stop)
+        if match.tokens == part.stop:
+            return
+        if match.tokens < part.start:
+            self._num_dropped += 1
+            return
+        if match.tokens > part.start:
+            part = trim(part, match.tokens)
+        parent = None if match.entry is None else match.entry.segment.id
+        own = tokens[part.start :]
+        id_ = segment_id(draft._root, parent, part.start, own, part.boundaries)
+        fingerprint = self._settings.fingerprint
+        segment = Segment(id_, draft._root, fingerprint, parent, part.start, own, part.boundaries, part.tensors)
+        chain = () if match.entry is None else self._memory.chain(match.entry)
+        self._memory.pin(chain)
+        entry = self._memory.put(segment, part.buffers, self._writer is not None, trio.current_time())
+        if entry is None:
+            self._num_dropped += 1
+        elif self._writer is not None:
+            self._writer.put(entry)
+        self._memory.unpin(chain)
+
+    async def flush(self) -> None:
+        """Return when all that was remembered before is on disk, or was dropped. Raises KeeperAway if it cannot be."""
+        if self._writer is not None and self._keeper is not None:
+            await self._writer.wait_written()
+            await self._keeper.flush()
+
+    def read_rate(self) -> ReadRate:
+        """How fast rows have been filled lately, from memory and from disk."""
+        return self._reader.rate
+
+    def stats(self) -> StoreStats:
+        counts = WriterCounts() if self._writer is None else self._writer.counts
+        return StoreStats(
+            memory_bytes=self._memory.num_bytes,
+            memory_segments=self._memory.num_resident,
+            queue_bytes=0 if self._writer is None else self._writer.num_bytes,
+            queue_segments=0 if self._writer is None else len(self._writer),
+            evicted=self._memory.num_evicted,
+            written_bytes=counts.written_bytes,
+            written_segments=counts.written_segments,
+            dropped=self._num_dropped + counts.dropped,
+            errors=counts.errors,
+            corrupt=self._num_corrupt,
+            memory_restored_bytes=self._restored.memory_bytes,
+            memory_restored_s=self._restored.memory_s,
+            disk_restored_bytes=self._restored.disk_bytes,
+            disk_restored_s=self._restored.disk_s,
+            disk=None if self._keeper is None else self._keeper.last,
+        )
+
+    def check(self) -> None:
+        """For when no row is left: nothing is held, sums are right."""
+        assert not self._num_held, f"{self._num_held} of what was found or drafted is still held"
+        self._memory.check()
+
+    async def _ask(self, keeper: Keeper, root: str, tokens: array[int], limit: int) -> Chain | None:
+        try:
+            return await keeper.find(root, tokens, limit)
+        except KeeperAway:
+            return None
+
+    def _enter(self, kept: Chain) -> tuple[Entry, ...]:
+        entered = []
+        for link in kept.kept:
+            entry = self._memory.enter(link)
+            assert entry is not None, f"segment {link.segment.id} hangs on nothing in the chain that was found"
+            entered.append(entry)
+        return tuple(entered)
+
+    def _match(self, root: str, tokens: array[int], limit: int, kept: Chain | None) -> Match[Entry]:
+        """Of all that is known, without what the keeper would have found if it were still on disk."""
+        while True:
+            match = self._memory.match(root, tokens, limit)
+            if match.entry is None or kept is None:
+                return match
+            on_disk = [entry for entry in self._memory.chain(match.entry) if entry.buffers is None]
+            gone = [entry for entry in on_disk if kept.matched < min(entry.segment.stop, match.matched)]
+            if not gone:
+                return match
+            self._memory.forget(gone[0])
+
+    def _found(self, chain: tuple[Entry, ...], match: Match[Entry], pin: int | None) -> Found:
+        segments = [entry.segment for entry in chain]
+        ends = [*(segment.start for segment in segments[1:]), match.tokens]
+        found = Found(match.tokens, match.matched, _store=self, _chain=chain, _pin=pin)
+        found.recall = Recall(match.tokens, recalled_specs(segments, match.tokens))
+        for entry, end, num_bytes in zip(chain, ends, used_bytes(segments, match.tokens), strict=True):
+            num_tokens = end - entry.segment.start
+            if entry.buffers is None:
+                found.disk_tokens += num_tokens
+                found.disk_bytes += num_bytes
+            else:
+                found.memory_tokens += num_tokens
+                found.memory_bytes += num_bytes
+        return found
+
+    def _let_go(self, chain: tuple[Entry, ...], pin: int | None = None) -> None:
+        self._num_held -= 1
+        self._memory.unpin(chain)
+        if pin is not None:
+            self._release_pin(pin)
+
+    def _release_pin(self, pin: int) -> None:
+        async def release(keeper: Keeper) -> None:
+            with suppress(KeeperAway):
+                await keeper.release(pin)
+
+        # The keeper forgets the pins of those who have gone.
+        if self._is_open and self._keeper is not None:
+            self._nursery.start_soon(release, self._keeper)
+
+    async def _tidy(self) -> None:
+        while True:
+            if self._settings.demote_idle_s is not None:
+                self._memory.demote(trio.current_time() - self._settings.demote_idle_s)
+            if self._keeper is not None:
+                with suppress(KeeperAway):
+                    await self._keeper.stat()
+            await trio.sleep(TIDY_EVERY_S)
