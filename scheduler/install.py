@@ -1,0 +1,170 @@
+"""`laned install-service` and `laned uninstall-service`: the service manager's files, written, shown and removed.
+
+Only files that carry our mark are replaced or removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from scheduler import configuration
+from scheduler.options import OPTIONS
+from scheduler.units import STORE, File, Machine, Plan, plan
+from scheduler.usage import CommandFailed, Parser, UsageError
+
+# Options whose value is a path, and those where it is one if there is such a file. A service starts in another folder
+# than the one who types.
+_PATHS = ("store", "store_socket")
+_PERHAPS_PATHS = ("model", "chat_template", "blas")
+
+
+def install(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "install-service",
+        "Write the service manager's files for this machine (systemd's units, or launchd's property list), and show\n"
+        "them. It takes the options of `laned serve`; the service will run with them. Nothing is started.",
+        (
+            "laned install-service --user --model mlx-community/Qwen3-4B-4bit",
+            "laned install-service --user --config ~/.config/laned/laned.toml --dry-run",
+            "sudo laned install-service --config /etc/laned/laned.toml",
+        ),
+    )
+    parser.add_argument("--user", action="store_true", help="a service of your own, not of the machine")
+    parser.add_argument("--dry-run", action="store_true", help="show the files, and write nothing")
+    configuration.add_flags(parser)
+    given = parser.parse(argv)
+    options = configuration.load(given)
+    flags = _flags(given)
+    if not given.user and options.store is None and options.store_socket is None:
+        flags += ["--store", STORE]
+    machine = Machine.this()
+    chosen = plan(
+        machine,
+        flags,
+        user=given.user,
+        socket=_absolute(getattr(given, "socket", None)),
+        access_told=bool(options.allow_user or options.allow_group),
+    )
+    for file in chosen.files:
+        print(f"# {file.path}\n{file.text}")
+    for note in () if given.user else _notes(machine):
+        print(f"laned: note: {note}", file=sys.stderr)
+    if given.dry_run:
+        return 0
+    _write(chosen)
+    print("Written. To start it:")
+    sudo = "" if given.user or os.geteuid() == 0 else "sudo "
+    for line in chosen.start:
+        print(f"  {sudo}{line}")
+    return 0
+
+
+def uninstall(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "uninstall-service",
+        "Stop the service that `laned install-service` made, and remove its files. Models, the store, the\n"
+        "configuration and the user stay.",
+        ("laned uninstall-service --user", "sudo laned uninstall-service --dry-run"),
+    )
+    parser.add_argument("--user", action="store_true", help="the service of your own, not of the machine")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    given = parser.parse(argv)
+    machine = Machine.this()
+    chosen = plan(machine, (), user=given.user)
+    ours = [file.path for file in _all_files(machine, given.user) if file.is_ours]
+    if not ours:
+        raise CommandFailed(f"There is no service here that `laned install-service` made ({chosen.files[0].path}).")
+    for command in chosen.stop:
+        _do(command, given.dry_run)
+    for path in ours:
+        print(f"rm {path}")
+        if not given.dry_run:
+            _remove(path)
+    for command in chosen.after:
+        _do(command, given.dry_run)
+    return 0
+
+
+def _all_files(machine: Machine, user: bool) -> tuple[File, ...]:
+    """All that may have been written, whether there was a GPU then or not."""
+    return plan(replace(machine, cuda=True), (), user=user).files
+
+
+def _flags(given: argparse.Namespace) -> list[str]:
+    """The options of `laned serve` that were given, as flags, with paths that hold wherever the service starts."""
+    flags = []
+    if (config := _absolute(getattr(given, "config", None))) is not None:
+        flags += ["--config", config]
+    for option in OPTIONS:
+        value = getattr(given, option.field, None)
+        if value is None or option.field == "socket":
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{option.name}")
+            continue
+        is_file = option.field in _PERHAPS_PATHS and Path(value).expanduser().exists()
+        if option.field in _PATHS or is_file:
+            value = os.path.abspath(os.path.expanduser(value))
+        flags += [f"--{option.name}", value]
+    return flags
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(os.path.expanduser(path))
+
+
+def _notes(machine: Machine) -> Iterator[str]:
+    """What will not work as a service of the machine, as far as one can tell from here."""
+    homes = [place for place in (Path(machine.laned[0]), machine.python) if place.parts[1] in ("home", "root", "Users")]
+    if homes:
+        yield (
+            f"{homes[0]} is in somebody's home, which the service cannot see: install laned elsewhere, as in "
+            "/opt/laned, or give --user"
+        )
+
+
+def _write(chosen: Plan) -> None:
+    for file in chosen.files:
+        if file.path.exists() and not file.is_ours:
+            raise CommandFailed(f"{file.path} was not written by `laned install-service`: move it away first.")
+    try:
+        for folder in chosen.folders:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file in chosen.files:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            file.path.write_text(file.text, encoding="utf-8")
+    except PermissionError as error:
+        raise CommandFailed(
+            f"{error.filename}: {error.strerror}. Run it as root, or give --user for a service of your own."
+        ) from None
+    except OSError as error:
+        raise CommandFailed(f"{error.filename}: {error.strerror}.") from None
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}.") from None
+    if path.parent.name.endswith(".d") and path.parent.name.startswith("laned") and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def _do(command: Sequence[str], dry_run: bool) -> None:
+    """Run one of the service manager's commands; it may be that there is nothing to stop."""
+    print(shlex.join(command))
+    if dry_run:
+        return
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]} is not on this machine, so the service cannot be stopped.")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        print(f"laned: note: it ended with status {done.returncode}", file=sys.stderr)

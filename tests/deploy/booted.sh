@@ -1,0 +1,74 @@
+#!/bin/bash
+# Run as root inside a system that has just been started for it: the units of deploy/, as they stand there.
+# /opt/trial is a folder of the test's, /opt/clone this clone, /opt/venv and /opt/python its packages and its Python.
+exec 2> /opt/trial/errors
+set -e
+say() { printf '\n== %s\n' "$1"; }
+
+mkdir -p /opt/laned/bin /etc/laned /etc/sysusers.d
+site=$(echo /opt/venv/lib/python3*/site-packages)
+cat > /opt/laned/bin/laned << END
+#!/bin/sh
+export LD_LIBRARY_PATH=/opt/python/lib PYTHONPATH=/opt/clone:$site PYTHONDONTWRITEBYTECODE=1
+exec /opt/python/bin/python3 -P -m scheduler.cli "\$@"
+END
+chmod 755 /opt/laned/bin/laned
+cp /opt/clone/deploy/systemd/laned*.s[eo]* /etc/systemd/system/
+cp /opt/clone/deploy/systemd/laned.sysusers /etc/sysusers.d/laned.conf
+printf 'model = "demo"\nmax_rows = 4\n' | tee /etc/laned/laned.toml > /etc/laned/small.toml
+systemd-sysusers
+chgrp -R laned /etc/laned
+# Shorter than any unit has it, for the test's sake; everything else is as it is installed.
+mkdir -p /run/systemd/system/laned.service.d
+printf '[Service]\nWatchdogSec=10s\n' > /run/systemd/system/laned.service.d/watchdog.conf
+systemctl daemon-reload
+
+ask() { /opt/laned/bin/laned ask --raw --wait 300 --max-tokens 3 "$@"; }
+as_nobody() { setpriv --reuid=nobody --regid=nogroup "$@"; }
+show() { systemctl show "$1" --property="$2" --value; }
+
+systemctl start laned.socket
+set +e
+say socket
+stat --format='%A %U %G' /run/laned/laned.sock
+say friend
+export HOME=/tmp
+as_nobody --groups="$(getent group laned | cut -d: -f3)" bash -c "$(declare -f ask); ask --socket /run/laned/laned.sock 'The capital of France is'"
+say stranger
+as_nobody --clear-groups bash -c "$(declare -f ask); ask --socket /run/laned/laned.sock Hello" 2>&1
+say state
+show laned ActiveState
+show laned StatusText
+say process
+grep -E '^(NoNewPrivs|Seccomp|CapEff|CapBnd):' "/proc/$(show laned MainPID)/status"
+say written
+find /var/lib/laned /var/cache/laned -type f | sed 's/[0-9a-f]\{32\}/X/g' | sort -u
+say reload
+echo 'max_tokens = 5' >> /etc/laned/laned.toml
+systemctl reload laned
+show laned ActiveState
+
+say watchdog
+[ "$(show laned MainPID)" = 0 ] || kill -STOP "$(show laned MainPID)"
+for _ in $(seq 120); do
+    [ "$(show laned NRestarts)" = 1 ] && break
+    sleep 0.5
+done
+show laned NRestarts
+ask --socket /run/laned/laned.sock 'The capital of France is'
+
+say stop
+systemctl stop laned.socket laned.service
+show laned Result
+ls /run/laned
+
+say instance
+systemctl start laned-store.socket laned@small.socket
+ask --socket /run/laned/small.sock 'The capital of France is'
+show laned@small ActiveState
+show laned-store ActiveState
+systemctl stop laned@small.socket laned@small.service laned-store.socket laned-store.service
+show laned@small Result
+show laned-store Result
+say journal
+journalctl --boot --unit='laned*' --no-pager --output=cat
