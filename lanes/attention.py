@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_lm.models import base
 
-from lanes.cuda_attention import attend_own_columns, lanes_per_column
+from lanes.cuda_attention import Packing, attend_own_columns, lanes_per_column
 from lanes.rows.columns import ColumnRows
 from lanes.rows.positions import Positions
 
@@ -54,22 +55,25 @@ class LaneAttention:
     ) -> mx.array:
         """As mlx_lm.models.base.scaled_dot_product_attention; queries [rows, heads, tokens, dim]."""
         attended: mx.array
-        if hasattr(cache, "bits") and self._lacks_quantized_matmul(queries.shape[2]):
+        packing = Packing(cache.group_size, cache.bits) if hasattr(cache, "bits") else None
+        in_lane = isinstance(cache, ColumnRows) and sinks is None and queries.shape[2] == 1
+        in_lane = in_lane and isinstance(mask, mx.array) and mask.dtype == mx.bool_
+        own = in_lane and self.form == "own" and mask is cache.columns().mask
+        if own and _fits_kernel(queries, cache.parts, packing):
+            positions, width = cache.positions.array, cache.columns().width
+            return attend_own_columns(queries, cache.parts, positions, scale, width, packing)
+        if packing and self._lacks_quantized_matmul(queries.shape[2]):
             keys, values = (
-                mx.dequantize(packed, scales, biases, cache.group_size, cache.bits)
+                mx.dequantize(packed, scales, biases, packing.group_size, packing.bits)
                 for packed, scales, biases in (keys, values)
             )
-            return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-        plain = isinstance(cache, ColumnRows) and not hasattr(cache, "bits") and sinks is None and queries.shape[2] == 1
-        if not plain or not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
+            if not in_lane:
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        elif packing or not in_lane:
             attended = base.scaled_dot_product_attention(
                 queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
             )
             return attended
-        if self.form == "own" and mask is cache.columns().mask and _fits_kernel(queries, keys, values):
-            all_keys, all_values = cache.parts
-            positions, width = cache.positions.array, cache.columns().width
-            return attend_own_columns(queries, all_keys, all_values, positions, scale, width)
         one_call = fused if self.form == "fused" else by_hand
         if len(cache.positions.segments) < 2:
             return one_call(queries, keys, values, scale, mask)
@@ -107,9 +111,12 @@ def by_hand(queries: mx.array, keys: mx.array, values: mx.array, scale: float, m
     return (weights @ values).reshape(rows, heads, 1, values.shape[-1])
 
 
-def _fits_kernel(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
-    heads, kv_heads, dim = queries.shape[1], keys.shape[1], keys.shape[3]
-    return values.shape[3] == dim and lanes_per_column(heads, kv_heads, dim, keys.dtype) is not None
+def _fits_kernel(queries: mx.array, parts: Sequence[mx.array], packing: Packing | None) -> bool:
+    """parts: as attend_own_columns() takes them."""
+    heads, dim = queries.shape[1], queries.shape[3]
+    keys, values = parts[0], parts[len(parts) // 2]
+    fits = lanes_per_column(heads, keys.shape[1], dim, parts[1].dtype, packing) is not None
+    return fits and keys.shape == values.shape and queries.dtype == parts[1].dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +130,27 @@ class Measured:
     columns_per_call: float | None
 
 
-def measure(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> Measured:
-    """Time the forms that this device has, some milliseconds each."""
-    calls = _Calls(heads, kv_heads, dim, dtype)
+def forms_for(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> list[Form]:
+    """The forms that this device has for such heads."""
     forms: list[Form] = ["fused", "by hand"]
     if mx.cuda.is_available() and lanes_per_column(heads, kv_heads, dim, dtype) is not None:
         forms.append("own")
-    seconds = {form: calls.best_s(form, MEASURED_COLUMNS) for form in forms}
-    form = min(forms, key=lambda form: seconds[form])
+    return forms
+
+
+def seconds_by_form(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, columns: int) -> dict[Form, float]:
+    """What a call of each form takes, for MEASURED_ROWS rows of so many columns: twice MEASURED_COLUMNS at most."""
+    calls = _Calls(heads, kv_heads, dim, dtype)
+    return {form: calls.best_s(form, columns) for form in forms_for(heads, kv_heads, dim, dtype)}
+
+
+def measure(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> Measured:
+    """Time the forms that this device has, some milliseconds each."""
+    seconds = seconds_by_form(heads, kv_heads, dim, dtype, MEASURED_COLUMNS)
+    form = min(seconds, key=lambda form: seconds[form])
     if form == "own":
         return Measured(form, None)
+    calls = _Calls(heads, kv_heads, dim, dtype)
     few = MEASURED_COLUMNS // 8
     few_s = calls.best_s(form, few)
     column_s = max(seconds[form] - few_s, 1e-9) / (MEASURED_ROWS * (MEASURED_COLUMNS - few))
@@ -155,7 +173,7 @@ class _Calls:
 
         def call() -> mx.array:
             if form == "own":
-                return attend_own_columns(self.queries, self.array, self.array, positions.array, 1.0, columns)
+                return attend_own_columns(self.queries, [self.array] * 2, positions.array, 1.0, columns)
             return (fused if form == "fused" else by_hand)(self.queries, keys, keys, 1.0, mask)
 
         mx.eval(call())

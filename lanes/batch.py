@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from lanes.rounding import capacity_for, read_width, round_rows
 from lanes.rows import Rows, rows_for
+from lanes.rows.held import Held, in_place
 from lanes.rows.positions import Positions
 from lanes.rows.segments import Cutter
 from lanes.rows.slots import Slots
@@ -65,6 +66,11 @@ class SlotCaches:
             self.capacity_tokens = capacity_for(max(self.table.lengths) + 1)
             for layer in self.layers:
                 layer.resize(self.slots, self.capacity_tokens)
+
+    def held(self, row_id: int) -> list[Held]:
+        """What a row has in the lane's arrays, where it lies."""
+        slot, length = self.table.rows.index(row_id), self.table.length_of(row_id)
+        return in_place(layer.held_in(slot, length) for layer in self.layers)
 
     def take(self, row_id: int) -> list[Any]:
         """A row's caches as they would be had it been alone, evaluated; the row stays."""

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lanes.adapters import Adapters
 from lanes.batch import SlotCaches
+from lanes.boundary import remembers
 from lanes.choice import Choice, choose_lane
 from lanes.decoder import Decoder, Forward
 from lanes.engine import MlxEngine
 from lanes.forward import CompiledForward, eager
+from lanes.grammar import Grammars
 from lanes.lane import LaneSettings, ModelInfo
 from lanes.load import LoadedModel
 from lanes.rounding import round_rows
@@ -48,20 +51,25 @@ def prepare(loaded: LoadedModel, settings: LaneSettings) -> Prepared:
 def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxEngine:
     """Prepare a loaded model and make its engine. blas is what status tells of it. Raises as prepare() does."""
     model, prepared = loaded.model, prepare(loaded, settings)
-    make_row, tuning = prepared.make_row, prepared.tuning
+    make_row, tuning, adapters = prepared.make_row, prepared.tuning, Adapters(model)
     if prepared.choice.lane == "batch":
         step_rows = round_rows if tuning.compiled else int
         batch = SlotCaches(make_row(), settings.max_rows, tuning.columns_per_call, step_rows)
         forward: Forward = (
-            CompiledForward(model, batch, tuning.read_width(settings.kv_bits))
+            CompiledForward(model, batch, tuning.read_width, adapters)
             if tuning.compiled
-            else partial(eager, model, batch)
+            else partial(eager, model, batch, adapters=adapters)
         )
         decoder = Decoder(batch, forward)
     else:
         solo = SoloCaches()
-        decoder = Decoder(solo, partial(eager, model, solo))
-    return MlxEngine(make_row, model_info(loaded, settings, blas, prepared), decoder)
+        decoder = Decoder(solo, partial(eager, model, solo, adapters=adapters))
+    info = model_info(loaded, settings, blas, prepared)
+    loaded.tokenizer.grammars.prepare()
+    grammars = Grammars(loaded.tokenizer.grammars, loaded.tokenizer.eos_token_ids)
+    return MlxEngine(
+        make_row, info, decoder, early_reads=tuning.early_reads, grammars=grammars, adapters=adapters
+    )
 
 
 def model_info(loaded: LoadedModel, settings: LaneSettings, blas: str, prepared: Prepared) -> ModelInfo:
@@ -79,6 +87,7 @@ def model_info(loaded: LoadedModel, settings: LaneSettings, blas: str, prepared:
         memory_bytes=device_memory_bytes(),
         geometry=row_geometry(make_row) if choice.lane == "batch" else None,
         shared_prompt_tokens=shared_prompt_tokens(make_row) if choice.lane == "batch" else 0,
+        remembers=remembers(choice.cache_kinds),
         dtype=loaded.dtype,
         backend=backend(),
         blas=blas,

@@ -7,6 +7,7 @@ them has no token yet: what a model makes of no state need not be what it makes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -85,12 +86,12 @@ def try_quantized(make_row: RowMaker) -> None:
         raise CannotQuantize(message) from error
 
 
-def probe(make_row: RowMaker) -> float:
+def probe(make_row: RowMaker, lengths: Sequence[int] = PROBE_LENGTHS, steps: int = PROBE_STEPS) -> float:
     """The largest difference, as a part of their range, between logits of rows side by side and alone."""
     model: Any = make_row.model
-    lane = SlotCaches(make_row(), len(PROBE_LENGTHS))
+    lane = SlotCaches(make_row(), len(lengths))
     rows = []
-    for row_id, length in enumerate(PROBE_LENGTHS):
+    for row_id, length in enumerate(lengths):
         row = make_row()
         if length:
             model(mx.arange(1, length + 1)[None], cache=row)
@@ -98,7 +99,7 @@ def probe(make_row: RowMaker) -> float:
         lane.merge(row_id, row, length)
         rows.append(row)
     worst = 0.0
-    for step in range(PROBE_STEPS):
+    for step in range(steps):
         token = mx.array([[step + 1]])
         alone = mx.concatenate([model(token, cache=row)[:, -1] for row in rows])
         beside = model(mx.repeat(token, len(rows), axis=0), cache=lane.begin_step())[:, -1]

@@ -3,6 +3,7 @@
 By hand, the step is six kernels, writes its scores to memory, and reads the longest row's columns for every row. Here a
 block takes a chunk of the columns of one row and key head, for all query heads of that group, with a running softmax;
 a second kernel joins the chunks (flash decoding, Dao et al. 2023). A row costs its own length, whatever the others'.
+Quantized columns are unpacked in registers, so that they are read as packed as they are.
 
 On an H200, 36 layers of 8 key heads, dim 128, bfloat16: see docs/performance.md.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,11 +26,33 @@ ENOUGH_BLOCKS = 1056
 # Columns that a thread has under way: what hides the memory's latency.
 UNROLL = 4
 
+# How a thread gets its E elements of a column's key and value, which is number `cell` of all columns of all heads.
+LOAD_PLAIN = """
+            #pragma unroll
+            for (int e = 0; e < E; e += 16 / sizeof(T)) {
+                const size_t from = cell * DIM + lane * E + e;
+                *reinterpret_cast<uint4*>(&k[u][e]) = *reinterpret_cast<const uint4*>(&keys[from]);
+                *reinterpret_cast<uint4*>(&v[u][e]) = *reinterpret_cast<const uint4*>(&values[from]);
+            }
+"""
+LOAD_PACKED = """
+            constexpr int IN_WORD = 32 / BITS;
+            const size_t of_group = cell * (DIM / GROUP_SIZE) + lane * E / GROUP_SIZE;
+            const float key_scale = float(key_scales[of_group]), key_bias = float(key_biases[of_group]);
+            const float value_scale = float(value_scales[of_group]), value_bias = float(value_biases[of_group]);
+            #pragma unroll
+            for (int e = 0; e < E; ++e) {
+                const size_t from = cell * (DIM / IN_WORD) + (lane * E + e) / IN_WORD;
+                const int shift = e % IN_WORD * BITS;
+                k[u][e] = T(key_scale * float((keys[from] >> shift) & ((1u << BITS) - 1)) + key_bias);
+                v[u][e] = T(value_scale * float((values[from] >> shift) & ((1u << BITS) - 1)) + value_bias);
+            }
+"""
+
 # One thread group of LANES threads works on one column at a time, each thread on E of its elements. The names in
 # capitals are template arguments; T is the type of keys and values.
 CHUNK_SOURCE = """
     constexpr int E = DIM / LANES;
-    constexpr int LOAD = 16 / sizeof(T);
     constexpr int GROUPS = THREADS / LANES;
     constexpr int WARPS = THREADS / 32;
     const int lane = threadIdx.x % LANES;
@@ -50,7 +75,6 @@ CHUNK_SOURCE = """
             sum[g][e] = 0.0f;
         }
     }
-    const size_t base = (size_t)blockIdx.x * capacity * DIM + lane * E;
     for (int at = first; at < last; at += UNROLL * GROUPS) {
         T k[UNROLL][E], v[UNROLL][E];
         bool valid[UNROLL];
@@ -58,12 +82,8 @@ CHUNK_SOURCE = """
         for (int u = 0; u < UNROLL; ++u) {
             const int column = at + u * GROUPS + group;
             valid[u] = column < last;
-            const size_t from = base + (size_t)(valid[u] ? column : first) * DIM;
-            #pragma unroll
-            for (int e = 0; e < E; e += LOAD) {
-                *reinterpret_cast<uint4*>(&k[u][e]) = *reinterpret_cast<const uint4*>(&keys[from + e]);
-                *reinterpret_cast<uint4*>(&v[u][e]) = *reinterpret_cast<const uint4*>(&values[from + e]);
-            }
+            const size_t cell = (size_t)blockIdx.x * capacity + (valid[u] ? column : first);
+            LOAD_COLUMN
         }
         #pragma unroll
         for (int g = 0; g < SHARED_BY; ++g) {
@@ -156,62 +176,87 @@ JOIN_SOURCE = """
 """
 
 
-def lanes_per_column(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -> int | None:
-    """Threads that share a column, each loading 16 bytes of it at a time; None if the kernel is not for such heads.
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How quantized columns are packed: so many bits an element, a scale and a bias for each group."""
 
-    A thread holds dim / lanes elements of each query of the group, and of their sums.
+    group_size: int
+    bits: int
+
+
+def lanes_per_column(
+    heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, packing: Packing | None = None
+) -> int | None:
+    """Threads that share a column, each on as many elements as fill 16 bytes unpacked, or several times that; None if
+    the kernel is not for such heads.
+
+    A thread holds dim / lanes elements of each query of the group, and of their sums. Packed ones are whole words, of
+    one group.
     """
     load = 16 // dtype.size
     lanes = min(32, dim // load)
     fits = lanes in (4, 8, 16, 32) and dim % (lanes * load) == 0 and dim // lanes * (heads // kv_heads) <= 64
+    if fits and packing:
+        fits = dim // lanes * packing.bits % 32 == 0 and packing.group_size % (dim // lanes) == 0
     return lanes if fits else None
 
 
 @cache
-def _kernels() -> tuple[Any, Any]:
-    chunk = mx.fast.cuda_kernel(
-        name="laned_attend_chunk",
-        input_names=["queries", "keys", "values", "positions"],
+def _chunk_kernel(packed: bool) -> Any:
+    names = ["keys", "key_scales", "key_biases", "values", "value_scales", "value_biases"]
+    return mx.fast.cuda_kernel(
+        name="laned_attend_packed_chunk" if packed else "laned_attend_chunk",
+        input_names=["queries", *(names if packed else ["keys", "values"]), "positions"],
         output_names=["chunk_sum", "chunk_stats"],
-        source=CHUNK_SOURCE,
+        source=CHUNK_SOURCE.replace("LOAD_COLUMN", LOAD_PACKED if packed else LOAD_PLAIN),
     )
-    join = mx.fast.cuda_kernel(
+
+
+@cache
+def _join_kernel() -> Any:
+    return mx.fast.cuda_kernel(
         name="laned_attend_join",
         input_names=["chunk_sum", "chunk_stats", "positions"],
         output_names=["attended"],
         source=JOIN_SOURCE,
     )
-    return chunk, join
 
 
 def attend_own_columns(
-    queries: mx.array, keys: mx.array, values: mx.array, positions: mx.array, scale: float, read_width: int
+    queries: mx.array,
+    parts: Sequence[mx.array],
+    positions: mx.array,
+    scale: float,
+    read_width: int,
+    packing: Packing | None = None,
 ) -> mx.array:
     """queries [rows, heads, 1, dim] over the first positions[row] + 1 columns of keys and values [slots, kv_heads,
-    capacity, dim].
+    capacity, dim], which are the two parts; of a packing, six: each packed, its scales and its biases.
 
     positions: int32 [rows], the column that each row has just written; a ring that has wrapped may name any beyond its
     capacity. read_width: at least as many columns as the longest row has.
     """
     rows, heads, _, dim = queries.shape
-    kv_heads, capacity = keys.shape[1:3]
-    lanes = lanes_per_column(heads, kv_heads, dim, keys.dtype)
-    assert lanes is not None, f"{heads} heads over {kv_heads} of {dim} {keys.dtype}: not for this kernel"
+    kv_heads, capacity = parts[0].shape[1:3]
+    dtype = parts[1].dtype  # that of the values, or of scales
+    lanes = lanes_per_column(heads, kv_heads, dim, dtype, packing)
+    assert lanes is not None, f"{heads} heads over {kv_heads} of {dim} {dtype} {packing}: not for this kernel"
     chunk_columns = columns_of_chunk(rows * kv_heads, min(read_width, capacity))
     splits = -(-min(read_width, capacity) // chunk_columns)
     shared_by = heads // kv_heads
     constants: list[tuple[str, Any]] = [
-        ("T", keys.dtype),
+        ("T", dtype),
         ("DIM", dim),
         ("KV_HEADS", kv_heads),
         ("SHARED_BY", shared_by),
         ("CHUNK", chunk_columns),
     ]
     scale_bits = struct.unpack("i", struct.pack("f", scale * math.log2(math.e)))[0]
-    chunk, join = _kernels()
-    sums, stats = chunk(
-        inputs=[queries, keys, values, positions],
+    layout = [("BITS", packing.bits), ("GROUP_SIZE", packing.group_size)] if packing else []
+    sums, stats = _chunk_kernel(packing is not None)(
+        inputs=[queries, *parts, positions],
         template=[
+            *layout,
             *constants,
             ("LANES", lanes),
             ("THREADS", THREADS),
@@ -223,7 +268,7 @@ def attend_own_columns(
         output_shapes=[(rows * kv_heads, splits, shared_by, dim), (rows * kv_heads, splits, shared_by, 2)],
         output_dtypes=[mx.float32, mx.float32],
     )
-    (attended,) = join(
+    (attended,) = _join_kernel()(
         inputs=[sums, stats, positions],
         template=constants,
         grid=(rows * heads * dim, 1, 1),

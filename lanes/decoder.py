@@ -1,20 +1,31 @@
-"""One decode step for all merged rows, dispatched before the tokens of the one before are read."""
+"""One decode step for all merged rows, dispatched before the tokens of the one before are read.
+
+Where a grammar has to know the tokens of the step before to say what may come, the forward pass is dispatched first,
+and runs while those are read and the grammars' masks computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 
 from lanes.batch import SlotCaches
-from lanes.lane import Sampling
+from lanes.history import History
+from lanes.lane import Logprob, Sampling
+from lanes.logprobs import Asking, Scored, asking, score
+from lanes.processors import Processors
 from lanes.sampler import Sampler
 from lanes.serial import SoloCaches
 
 # Token ids, int32 [slots in use], to logits [slots in use, vocabulary], through the lane's caches; see lanes.forward.
 Forward = Callable[[mx.array], mx.array]
+# Rows by slot, what they drew in the step before, and the size of the vocabulary, to the tokens that each may draw now:
+# int32 [slots in use, vocabulary / 32, rounded up], a bit for each; None: all of them.
+Allow = Callable[[tuple[int | None, ...], Mapping[int, int], int], np.ndarray[Any, np.dtype[np.int32]] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,7 @@ class Dispatched:
     rows: tuple[int | None, ...]
     tokens: mx.array
     behind_tokens: int
+    scored: Scored | None = None
 
     @property
     def num_rows(self) -> int:
@@ -36,6 +48,20 @@ class Dispatched:
         """(row id, token) of each row; waits for the device."""
         drawn = cast(list[int], self.tokens.tolist())
         return [(row, token) for row, token in zip(self.rows, drawn, strict=True) if row is not None]
+
+    def read_logprobs(self) -> list[tuple[int, Logprob]]:
+        """(row id, of its token) of each row that wants them."""
+        return self.scored.read() if self.scored else []
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the rows of a step draw: made anew when they change."""
+
+    rows: tuple[int | None, ...]
+    processors: Processors
+    sampler: Sampler
+    asking: list[Asking]
 
 
 class Decoder:
@@ -50,25 +76,42 @@ class Decoder:
         self.forward = forward
         self._settings: dict[int, Sampling] = {}
         self._entering: dict[int, int] = {}
-        self._last: Dispatched | None = None
-        self._sampler: tuple[tuple[int | None, ...], Sampler] | None = None
+        self.last: Dispatched | None = None  # the step begun last
+        self._history = History()
+        self._drawing: Drawing | None = None
 
     def __len__(self) -> int:
         return len(self.caches.table)
 
-    def merge(self, row_id: int, row: list[Any], length: int, next_token: int, sampling: Sampling) -> None:
-        """Enter a row of `length` processed tokens, whose next input is next_token."""
+    def merge(
+        self,
+        row_id: int,
+        row: list[Any],
+        length: int,
+        next_token: int,
+        sampling: Sampling,
+        recent: mx.array | None = None,
+    ) -> None:
+        """Enter a row of `length` processed tokens, whose next input is next_token. recent: the end of those, int32, as
+        far as its penalties look."""
         self.caches.merge(row_id, row, length)
         self._settings[row_id] = sampling
         self._entering[row_id] = next_token
+        if sampling.window and recent is not None:
+            self._history.enter(row_id, recent)
 
     def sampling_of(self, row_id: int) -> Sampling:
         return self._settings[row_id]
+
+    def recent_of(self, row_id: int) -> mx.array | None:
+        """What the row has been fed last, as merge() takes it; None where it has no penalty."""
+        return self._history.take(row_id) if self._settings[row_id].window else None
 
     def leave(self, row_id: int) -> None:
         self.caches.leave(row_id)
         del self._settings[row_id]
         self._entering.pop(row_id, None)
+        self._history.leave(row_id)
 
     def set_aside(self, row_id: int) -> list[Any]:
         """Take a row out with its caches as they are after the step that is dispatched."""
@@ -81,27 +124,45 @@ class Decoder:
         self.caches.clear()
         self._settings.clear()
         self._entering.clear()
-        self._last = self._sampler = None
+        self._history.clear()
+        self.last = self._drawing = None
 
-    def dispatch(self, behind_tokens: int = 0) -> Dispatched:
-        """Begin a step of all rows, of which there is at least one; behind_tokens is only noted."""
+    def dispatch(self, behind_tokens: int = 0, allow: Allow | None = None) -> Dispatched:
+        """Begin a step of all rows, of which there is at least one; behind_tokens is only noted. allow is asked for the
+        grammars' masks while the forward pass runs."""
         if not self._entering:
             self.caches.compact()
         rows = tuple(self.caches.table.rows)
+        drawing = self._drawing_of(rows)
         inputs = self._inputs(rows)
         positions = [length + 1 for length in self.caches.table.lengths]
-        tokens = self._sampler_for(rows)(self.forward(inputs), positions)
-        mx.async_eval(tokens)
+        window = drawing.processors.window
+        recent = self._history.push(rows, inputs, window) if window else None
+        logits = self.forward(inputs)
+        allowed = None
+        if allow is not None:
+            mx.async_eval(logits)
+            masks = allow(rows, self._drawn_before(rows), logits.shape[-1])
+            allowed = None if masks is None else mx.array(masks)
+        logits = drawing.processors(logits, positions, recent, allowed)
+        tokens = drawing.sampler(logits, positions)
+        scored = score(drawing.asking, logits, tokens) if drawing.asking else None
+        mx.async_eval(tokens, *(scored.arrays if scored else ()))
         self.caches.end_step()
         self._entering.clear()
-        self._last = Dispatched(rows, tokens, behind_tokens)
-        return self._last
+        self.last = Dispatched(rows, tokens, behind_tokens, scored)
+        return self.last
+
+    def _drawn_before(self, rows: tuple[int | None, ...]) -> dict[int, int]:
+        """What those of the rows that do not enter drew in the step before; waits for it."""
+        drawn = self.last.read() if self.last else []
+        return {row: token for row, token in drawn if row in rows and row not in self._entering}
 
     def _inputs(self, rows: tuple[int | None, ...]) -> mx.array:
         """int32 [slots]: each row's last token, gathered from what the step before drew and from rows that enter."""
-        if self._last is not None and self._last.rows == rows and not self._entering:
-            return self._last.tokens
-        drawn = () if self._last is None else self._last.rows
+        if self.last is not None and self.last.rows == rows and not self._entering:
+            return self.last.tokens
+        drawn = () if self.last is None else self.last.rows
         place = {row: index for index, row in enumerate(drawn) if row is not None}
         entering: list[int] = []
         sources: list[int] = []
@@ -112,15 +173,15 @@ class Decoder:
                 sources.append(len(drawn) + len(entering))
                 entering.append(0 if row is None else self._entering[row])
         pool = mx.array(entering, dtype=mx.int32)
-        if self._last is not None:
-            pool = mx.concatenate([self._last.tokens, pool])
+        if self.last is not None:
+            pool = mx.concatenate([self.last.tokens, pool])
         return pool[mx.array(sources, dtype=mx.int32)]
 
-    def _sampler_for(self, rows: tuple[int | None, ...]) -> Sampler:
-        if self._sampler is None or self._sampler[0] != rows:
+    def _drawing_of(self, rows: tuple[int | None, ...]) -> Drawing:
+        if self._drawing is None or self._drawing.rows != rows:
             settings = [Sampling() if row is None else self._settings[row] for row in rows]
-            self._sampler = (rows, Sampler(settings))
-        return self._sampler[1]
+            self._drawing = Drawing(rows, Processors(settings), Sampler(settings), asking(rows, settings))
+        return self._drawing
 
     def check(self) -> None:
         self.caches.check()

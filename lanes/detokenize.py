@@ -29,14 +29,15 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer_maker(tokenizer: Any) -> Callable[[], Detokenizer]:
-    """What makes a detokenizer for a sequence. tokenizer: a transformers tokenizer."""
+def detokenizer_maker(tokenizer: Any, spoken: frozenset[int] = frozenset()) -> Callable[[], Detokenizer]:
+    """What makes a detokenizer for a sequence. tokenizer: a transformers tokenizer. spoken: special tokens that are not
+    left out of the text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         decode = _plain_decode(tokenizer)
-        audible = frozenset(tokenizer.get_vocab().values()).difference(tokenizer.all_special_ids)
+        audible = frozenset(tokenizer.get_vocab().values()).difference(tokenizer.all_special_ids) | spoken
         return lambda: PairwiseDetokenizer(decode, audible, frozenset())
-    skipped = frozenset(token for token, added in backend.get_added_tokens_decoder().items() if added.special)
+    skipped = frozenset(token for token, added in backend.get_added_tokens_decoder().items() if added.special) - spoken
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     if decoder.get("type") == "ByteLevel":
         table = TokenBytes(backend.id_to_token, skipped)
@@ -48,14 +49,15 @@ def detokenizer_maker(tokenizer: Any) -> Callable[[], Detokenizer]:
     byte_tokens = frozenset(backend.token_to_id(spelling) for spelling in spellings) - {None}
 
     def decode_fast(tokens: Sequence[int]) -> str:
-        return str(backend.decode(tokens, skip_special_tokens=True))
+        # Those that are left out never come here.
+        return str(backend.decode(tokens, skip_special_tokens=False))
 
     return lambda: PairwiseDetokenizer(decode_fast, audible, byte_tokens)
 
 
 def _plain_decode(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return decode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,38 +10,83 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from lanes.adapters import Adapters
 from lanes.decoder import Decoder, Dispatched
-from lanes.lane import Chunk, EngineFailed, EngineGauges, ModelInfo, Sampling, Step, StepResult
+from lanes.freeze import Frozen
+from lanes.grammar import GrammarError, Grammars
+from lanes.lane import (
+    Adapter,
+    Chunk,
+    EngineFailed,
+    EngineGauges,
+    Freeze,
+    LoadedAdapter,
+    Logprob,
+    ModelInfo,
+    RowSpec,
+    Sampling,
+    Step,
+    StepResult,
+)
 from lanes.prefill import Prefill, dispatch_together
+from lanes.remember import RowMemory
+from lanes.rows import held_alone
 from lanes.solo import RowMaker
+from store.checkpoint import Destination, Part
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 # Memory that MLX keeps for reuse. A prompt's chunks allocate and free the same few shapes over and over, but without
 # a bound every shape ever used stays.
 MLX_CACHE_LIMIT_BYTES = 1 << 30
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Aside:
-    """A row that was set aside: its caches of `length` tokens, and the token that comes next once it is read."""
+    """A row that was set aside: its caches of `length` tokens, the last of these (see Decoder.recent_of), and the step
+    that drew its next input."""
 
     row: list[Any]
     length: int
     sampling: Sampling
-    next_token: int | None = None
+    recent: mx.array | None
+    drawn_by: Dispatched
 
 
 class MlxEngine:
-    """Runs turns on the model's thread; see lanes.lane.Engine."""
+    """Runs turns on the model's thread; see lanes.lane.Engine.
 
-    def __init__(self, make_row: RowMaker, info: ModelInfo, decoder: Decoder) -> None:
+    A step is read in the next turn, when that turn's own step is under way, and a chunk is queued behind its turn's
+    step, so that the device has work while Python has none for it. early_reads is for devices where dispatching waits
+    for most of the work, as MLX does on the CPU, so that tokens would be a step and a chunk late for nothing: there, a
+    turn with a chunk or with rows that come reads its own step too, and its chunk is held back until the next turn. The
+    device does the same work in the same order either way.
+    """
+
+    def __init__(
+        self,
+        make_row: RowMaker,
+        info: ModelInfo,
+        decoder: Decoder,
+        *,
+        early_reads: bool = False,
+        grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """adapters: those of the decoder's forward pass."""
         self.make_row = make_row
         self.info = info
         self.decoder = decoder
+        self.early_reads = early_reads
+        self.grammars = grammars
+        self.adapters = adapters or Adapters(make_row.model)
+        self.memory = RowMemory(make_row, info.remembers)
         self._prompts: dict[int, Prefill] = {}
         self._aside: dict[int, Aside] = {}
         self._unread: Dispatched | None = None
+        self._held_back: tuple[Chunk, tuple[int, ...]] | None = None
         self._failures: list[tuple[int, str]] = []
         self._step_failed_before = False
         self._queued_tokens = 0
@@ -51,56 +97,135 @@ class MlxEngine:
         """Carry out a turn; see lanes.lane.Step for the order."""
         started_s = time.perf_counter()
         self._failures = []
+        if self._held_back:  # the scheduler counts it as processed
+            self._begin_chunk(*self._held_back)
+            self._held_back = None
+        frozen = [(each.row_id, copied) for each in step.freeze if (copied := self._freeze(each)) is not None]
         for row_id in step.leave:
             self._drop(row_id)
         for row_id in step.set_aside:
             self._set_aside(row_id)
         if step.set_aside:
             self._decode(self.decoder.caches.shrink)
-        for spec in step.admit:
-            self._prompts[spec.row_id] = Prefill(self.make_row, spec)
+        destinations = [(spec.row_id, found) for spec in step.admit if (found := self._admit(spec))]
+        for row_id, was_read in step.recalled:
+            self._recalled(row_id, was_read)
+        for source, target in step.fork:
+            self._fork(source, target)
         for row_id in step.merge:
             self._merge(row_id)
         for row_id in step.bring_back:
             self._bring_back(row_id)
-        previous, self._unread = self._unread, None
+        begun = None
         if len(self.decoder):
-            self._unread = self._decode(lambda: self.decoder.dispatch(self._queued_tokens))
-            self._queued_tokens = 0
-        waiting_for = self._begin_chunk(step.chunk, step.sharing) if step.chunk else []
+            begun = self._dispatch()
+        reads_own = self.early_reads and bool(step.chunk or step.merge or step.bring_back)
+        ended = [each for each in (self._unread, begun if reads_own else None) if each]
+        # A step dispatched by the last turn began when that turn ended; other work begins with this one.
+        began_s = self._turn_ended_s if self._unread else started_s
+        self._unread = None if reads_own else begun
+        waiting_for: list[mx.array] = []
+        if step.chunk and ended and reads_own:
+            self._held_back = (step.chunk, step.sharing)
+        elif step.chunk:
+            waiting_for = self._begin_chunk(step.chunk, step.sharing)
+        parts = [(row_id, part) for row_id, copied in frozen if (part := self._part(copied)) is not None]
         tokens: list[tuple[int, int]] = []
+        logprobs: list[tuple[int, Logprob]] = []
         chunk_tokens = 0
-        if previous:
-            tokens, chunk_tokens = self._read(previous), previous.behind_tokens
-        elif step.chunk and not self._unread:
+        if ended:
+            tokens, logprobs = self._read(ended)
+            chunk_tokens = sum(each.behind_tokens for each in ended)
+        elif step.chunk and not begun:
             self._prompt((step.chunk.row_id, *step.sharing), lambda: mx.eval(waiting_for))
             chunk_tokens, self._queued_tokens = self._queued_tokens, 0
-        now_s = time.perf_counter()
-        # A step dispatched by the last turn began when that turn ended; other work begins with this one.
-        seconds = now_s - (self._turn_ended_s if previous else started_s)
-        self._turn_ended_s = now_s
+        for row_id, _ in self._failures:
+            self.memory.forget(row_id)
+            self.adapters.leave(row_id)
+        self._turn_ended_s = time.perf_counter()
         return StepResult(
             tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
             failures=tuple(self._failures),
-            seconds=seconds,
-            rows_decoded=previous.num_rows if previous else 0,
+            seconds=self._turn_ended_s - began_s,
+            rows_decoded=ended[-1].num_rows if ended else 0,
             chunk_tokens=chunk_tokens,
             rows=len(self.decoder),
             in_flight=self._unread is not None,
+            frozen=tuple(parts),
+            destinations=tuple(destinations),
         )
+
+    def _freeze(self, wanted: Freeze) -> Frozen | None:
+        """None where it fails, or the row is gone: its chunk that was held back may have failed in this very turn."""
+        row_id, table = wanted.row_id, self.decoder.caches.table
+        try:
+            if row_id in self._prompts:
+                prompt = self._prompts[row_id]
+                return self.memory.freeze(wanted, held_alone(prompt.caches, prompt.processed), prompt.processed)
+            if row_id in self._aside:
+                aside = self._aside[row_id]
+                return self.memory.freeze(wanted, held_alone(aside.row, aside.length), aside.length)
+            if row_id in table:
+                return self.memory.freeze(wanted, self.decoder.caches.held(row_id), table.length_of(row_id))
+        except Exception:
+            logger.warning("%s failed", wanted, exc_info=True)
+        return None
+
+    def _part(self, frozen: Frozen) -> Part | None:
+        try:
+            return frozen.part(self.memory.host_memory)
+        except Exception:
+            logger.warning("the host has no memory for what is frozen", exc_info=True)
+            return None
 
     def _drop(self, row_id: int) -> None:
         self._prompts.pop(row_id, None)
         self._aside.pop(row_id, None)
+        self.memory.forget(row_id)
+        self.adapters.leave(row_id)
+        if self.grammars:
+            self.grammars.leave(row_id)
         if row_id in self.decoder.caches.table:
             self.decoder.leave(row_id)
 
+    def _admit(self, spec: RowSpec) -> tuple[Destination, ...]:
+        """Returns what is to be filled before the row begins."""
+        if spec.sampling.grammar is not None:
+            assert self.grammars is not None, f"row {spec.row_id} has a grammar, but there is nothing to match it"
+            try:
+                self.grammars.admit(spec.row_id, spec.sampling.grammar)
+            except GrammarError as error:
+                self._failures.append((spec.row_id, f"the grammar is none: {error}"))
+                return ()
+        if spec.adapter is not None:
+            self.adapters.admit(spec.row_id, spec.adapter)
+        self._prompts[spec.row_id] = Prefill(self.make_row, spec)
+        return self.memory.admit(spec)
+
+    def _recalled(self, row_id: int, was_read: bool) -> None:
+        prompt, thaw = self._prompts.get(row_id), self.memory.recalled(row_id)
+        if prompt is not None and thaw is not None and was_read:
+            self._prompt((row_id,), lambda: prompt.take_up(thaw.caches(), thaw.tokens))
+
+    def _fork(self, source: int, target: int) -> None:
+        """The caches are shared until both are merged in this turn, which copies them."""
+        prompt = self._prompts.get(source)
+        if prompt is not None:
+            self._prompts[target].take_up(prompt.caches, prompt.processed)
+            self.memory.fork(source, target)
+        elif self._prompts.pop(target, None) is not None:
+            self._failures.append((target, "the prompt that it shares with another row has failed"))
+
     def _merge(self, row_id: int) -> None:
-        prompt = self._prompts.pop(row_id)
+        prompt = self._prompts.pop(row_id, None)
+        if prompt is None:  # its last chunk, held back, has failed in this very turn
+            return
         assert prompt.is_complete, f"row {row_id} has {prompt.processed} of {len(prompt.spec.prompt)} tokens processed"
-        spec = prompt.spec
+        spec, window = prompt.spec, prompt.spec.sampling.window
+        recent = mx.array(spec.prompt[:-1][-window:], dtype=mx.int32) if window else None
         self._decode(
-            lambda: self.decoder.merge(row_id, prompt.caches, prompt.processed, spec.prompt[-1], spec.sampling),
+            lambda: self.decoder.merge(row_id, prompt.caches, prompt.processed, spec.prompt[-1], spec.sampling, recent),
             concerned=(row_id,),
         )
 
@@ -109,31 +234,53 @@ class MlxEngine:
         table = self.decoder.caches.table
         if row_id not in table:  # a failure has ended all rows of the lane, in this very turn
             return
-        length, sampling = table.length_of(row_id), self.decoder.sampling_of(row_id)
-        row = self._decode(lambda: self.decoder.set_aside(row_id))
-        if row is not None:
-            self._aside[row_id] = Aside(row, length, sampling)
+        length, sampling, drawn_by = table.length_of(row_id), self.decoder.sampling_of(row_id), self.decoder.last
+        assert drawn_by is not None, f"row {row_id} is set aside before its first step"
+        taken = self._decode(lambda: (self.decoder.recent_of(row_id), self.decoder.set_aside(row_id)))
+        if taken is not None:
+            recent, row = taken
+            self._aside[row_id] = Aside(row, length, sampling, recent, drawn_by)
 
     def _bring_back(self, row_id: int) -> None:
         aside = self._aside.pop(row_id)
-        token = aside.next_token
-        assert token is not None, f"row {row_id} comes back before its last token is read"
-        self._decode(
-            lambda: self.decoder.merge(row_id, aside.row, aside.length, token, aside.sampling),
-            concerned=(row_id,),
-        )
 
-    def _read(self, dispatched: Dispatched) -> list[tuple[int, int]]:
+        def merge() -> None:
+            token = dict(aside.drawn_by.read())[row_id]
+            self.decoder.merge(row_id, aside.row, aside.length, token, aside.sampling, aside.recent)
+            if self.grammars:
+                self.grammars.accept({row_id: token})
+
+        self._decode(merge, concerned=(row_id,))
+
+    def _dispatch(self) -> Dispatched | None:
+        """Begin a step of the merged rows."""
+        queued, self._queued_tokens = self._queued_tokens, 0
+        grammars = self.grammars
+        if grammars is None or not grammars.concern(self.decoder.caches.table.rows):
+            return self._decode(lambda: self.decoder.dispatch(queued))
+        # The step before is read in here: should that fail, the rows that it was the last step of are concerned.
+        unread = self._unread.rows if self._unread else ()
+        begun = self._decode(
+            lambda: self.decoder.dispatch(queued, grammars.allow),
+            concerned=tuple(row for row in unread if row is not None),
+        )
+        if begun is None:
+            self._unread = None
+        for row_id, reason in grammars.take_failures():
+            if row_id in self.decoder.caches.table:
+                self.decoder.leave(row_id)
+                self._failures.append((row_id, reason))
+        return begun
+
+    def _read(self, steps: list[Dispatched]) -> tuple[list[tuple[int, int]], list[tuple[int, Logprob]]]:
         # Rows that have left since are waiting for this last token of theirs.
-        tokens = self._decode(dispatched.read, concerned=tuple(row for row in dispatched.rows if row is not None))
-        if tokens is None:
+        concerned = tuple(row for each in steps for row in each.rows if row is not None)
+        read = self._decode(lambda: [(each.read(), each.read_logprobs()) for each in steps], concerned)
+        if read is None:
             self._unread = None  # it stands on the step that failed
-            return []
+            return [], []
         self._step_failed_before = False
-        for row_id, token in tokens:
-            if row_id in self._aside and self._aside[row_id].next_token is None:
-                self._aside[row_id].next_token = token
-        return tokens
+        return [drawn for tokens, _ in read for drawn in tokens], [said for _, logprobs in read for said in logprobs]
 
     def _begin_chunk(self, chunk: Chunk, sharing: tuple[int, ...]) -> list[mx.array]:
         """Queue a chunk behind the step that is dispatched; returns what to wait for."""
@@ -142,10 +289,13 @@ class MlxEngine:
         if not prompts:
             return []
         before = sum(prompt.processed for prompt in prompts)
-        if sharing:
-            begun = self._prompt(row_ids, lambda: dispatch_together(self.make_row, prompts))
-        else:
-            begun = self._prompt(row_ids, lambda: prompts[0].dispatch(chunk))
+        with self.adapters.of_rows([prompt.spec.row_id for prompt in prompts]):
+            if sharing:
+                begun = self._prompt(row_ids, lambda: dispatch_together(self.make_row, prompts))
+            else:
+                begun = self._prompt(row_ids, lambda: prompts[0].dispatch(chunk))
+        if begun and chunk.save and prompts[0].spec.row_id == chunk.row_id:
+            begun += self.memory.save(chunk.row_id, prompts[0].caches, chunk.stop)
         self._queued_tokens += sum(prompt.processed for prompt in prompts) - before
         return begun or []
 
@@ -172,6 +322,12 @@ class MlxEngine:
             self._failures.extend((row, f"the model's step failed: {error}") for row in sorted(rows))
             return None
 
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        return self.adapters.load(adapter)
+
+    def unload_adapter(self, digest: str) -> None:
+        self.adapters.unload(digest)
+
     def gauges(self) -> EngineGauges:
         caches = self.decoder.caches
         if not (caches.table or self._prompts or self._aside):
@@ -183,13 +339,17 @@ class MlxEngine:
             slots_used=len(caches.table),
             capacity_tokens=caches.capacity_tokens,
             lengths=tuple(caches.table.lengths),
-            cache_bytes=caches.nbytes + prompts + aside,
+            cache_bytes=caches.nbytes + prompts + aside + self.memory.nbytes,
             mlx_active_bytes=mx.get_active_memory(),
             mlx_cache_bytes=mx.get_cache_memory(),
             mlx_peak_bytes=mx.get_peak_memory(),
+            row_ids=tuple(caches.table.rows),
         )
 
     def check(self) -> None:
         self.decoder.check()
+        assert self._held_back is None or self._prompts, f"{self._held_back} of no prompt"
         places = [*self._prompts, *self._aside, *(row for row in self.decoder.caches.table.rows if row is not None)]
         assert len(places) == len(set(places)), f"a row is in two places: {sorted(places)}"
+        assert self.memory.rows <= set(places), f"rows {self.memory.rows} are remembered, {sorted(places)} are there"
+        assert self.adapters.rows <= set(places), f"rows {self.adapters.rows} have adapters, {sorted(places)} are there"

@@ -14,71 +14,96 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 
+from lanes.adapters import Adapters
 from lanes.batch import SlotCaches
 from lanes.rounding import compiled_width, round_rows
 from lanes.rows.positions import Positions
 from lanes.serial import SoloCaches
 
-Compiled = Callable[[mx.array, mx.array, list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]]
+# Rows, columns, and which adapters are loaded; 0 where no row has one.
+Shape = tuple[int, int, int]
+Compiled = Callable[[mx.array, mx.array, list[mx.array], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]]
 
 # A shape that has come so often will come again: a row's length crosses a bucket every 256 steps at most.
 COMPILE_AFTER = 4
 
 
-def eager(model: Any, caches: SlotCaches | SoloCaches, tokens: mx.array) -> mx.array:
+def eager(model: Any, caches: SlotCaches | SoloCaches, tokens: mx.array, adapters: Adapters | None = None) -> mx.array:
     """tokens int32 [slots in use] -> logits [slots in use, vocabulary]."""
-    logits: mx.array = model(tokens[:, None], cache=caches.begin_step())
+    with adapters.of_rows(caches.table.rows) if adapters else nullcontext():
+        logits: mx.array = model(tokens[:, None], cache=caches.begin_step())
     return logits[:, -1, :]
 
 
 class CompiledForward:
     """Forward passes of one batch lane; call it as eager()."""
 
-    def __init__(self, model: Any, caches: SlotCaches, read_width: Callable[[int], int] = compiled_width) -> None:
+    def __init__(
+        self,
+        model: Any,
+        caches: SlotCaches,
+        read_width: Callable[[int], int] = compiled_width,
+        adapters: Adapters | None = None,
+    ) -> None:
         """read_width: columns that a step reads for so many tokens. Attention that reads each row's own columns only
         does not mind many, and the fewer widths there are the fewer traces."""
         self.model = model
         self.caches = caches
         self.read_width = read_width
-        self._seen: Counter[tuple[int, int]] = Counter()
-        self._compiled: dict[tuple[int, int], Compiled] = {}
+        self.adapters = adapters or Adapters(model)
+        self._seen: Counter[Shape] = Counter()
+        self._compiled: dict[Shape, Compiled] = {}
 
     def __call__(self, tokens: mx.array) -> mx.array:
         """As eager(). Rows beyond the slots in use are computed and dropped."""
         caches = self.caches
         rows = len(caches.table.rows)
-        shape = (round_rows(rows), self.read_width(max(caches.table.lengths) + 1))
-        layers = caches.begin_padded_step(*shape)
+        num_rows, width = round_rows(rows), self.read_width(max(caches.table.lengths) + 1)
+        places = self.adapters.places(caches.table.rows, num_rows)
+        shape = (num_rows, width, 0 if places is None else self.adapters.version)
+        layers = caches.begin_padded_step(num_rows, width)
         self._seen[shape] += 1
         state = [list(layer.state) for layer in layers]
         if self._seen[shape] <= COMPILE_AFTER or not all(state):
-            padded = _padded(tokens, shape[0])
-            logits: mx.array = self.model(padded[:, None], cache=layers)
+            padded = _padded(tokens, num_rows)
+            with self.adapters.at(places):
+                logits: mx.array = self.model(padded[:, None], cache=layers)
             return logits[:rows, -1, :]
         if shape not in self._compiled:
-            self._compiled[shape] = self._trace(shape)
+            self._forget_traces_before(shape[2])
+            self._compiled[shape] = self._trace(width)
         positions = layers[0].positions.array
         for layer in layers:  # the arguments are the only ones that hold the arrays: so they are written in place
             layer.state = [mx.array(0)] * len(layer.state)
-        logits, state = self._compiled[shape](_padded(tokens, shape[0]), positions, state)
+        chosen = [] if places is None else [places]
+        logits, state = self._compiled[shape](_padded(tokens, num_rows), positions, chosen, state)
         for layer, arrays in zip(layers, state, strict=True):
             layer.state = arrays
         return logits[:rows]
 
-    def _trace(self, shape: tuple[int, int]) -> Compiled:
+    def _forget_traces_before(self, version: int) -> None:
+        """A trace holds the adapters that were loaded when it was made, and nobody asks for it when others are."""
+        if version:
+            for table in (self._seen, self._compiled):
+                for shape in [shape for shape in table if 0 < shape[2] < version]:
+                    del table[shape]
+
+    def _trace(self, width: int) -> Compiled:
         def step(
-            tokens: mx.array, positions: mx.array, state: list[list[mx.array]]
+            tokens: mx.array, positions: mx.array, chosen: list[mx.array], state: list[list[mx.array]]
         ) -> tuple[mx.array, list[list[mx.array]]]:
             layers = self.caches.layers
-            at = Positions(positions, shape[1])
+            at = Positions(positions, width)
             for layer, arrays in zip(layers, state, strict=True):
                 layer.state, layer.positions = arrays, at
             before = [[array.shape for array in arrays] for arrays in state]
-            logits = self.model(tokens[:, None], cache=layers)[:, -1, :]
+            with self.adapters.at(chosen[0] if chosen else None):
+                logits = self.model(tokens[:, None], cache=layers)[:, -1, :]
             after = [list(layer.state) for layer in layers]
             assert before == [[array.shape for array in arrays] for arrays in after], (
                 "a step changed its caches' shapes"

@@ -1,4 +1,5 @@
-"""Projections of one input, joined into one matrix: query with key with value, gate with up.
+"""Projections of one input, joined into one matrix: query with key with value, gate with up, and what goes into a gated
+delta layer.
 
 On a GPU a matrix product of a few rows costs 30 to 50 microseconds of host time whatever its size, and a layer has
 seven of them; joined there are four. The numbers are the same: an output's dot product does not know its neighbours.
@@ -12,7 +13,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+GROUPS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    ("in_proj_qkvz", "in_proj_ba"),
+)
 
 
 class Joint:
@@ -23,8 +29,8 @@ class Joint:
 
     def __init__(self, layers: list[nn.Module]) -> None:
         self.linear = _concatenated(layers)
-        sizes = [layer.weight.shape[0] for layer in layers]
-        self._ends = [sum(sizes[: index + 1]) for index in range(len(sizes) - 1)]
+        self.sizes: list[int] = [layer.weight.shape[0] for layer in layers]
+        self._ends = [sum(self.sizes[: index + 1]) for index in range(len(layers) - 1)]
         self._input: mx.array | None = None
         self._outputs: list[mx.array | None] = []
 
@@ -48,6 +54,16 @@ class JoinedPart(nn.Module):  # type: ignore[misc]  # mlx.nn has no types
             self.joint_linear = joint.linear  # so that the model still counts its weights
         self._joint = joint
         self._index = index
+
+    @property
+    def linear(self) -> Any:
+        """The joined layer."""
+        return self._joint.linear
+
+    @property
+    def outputs(self) -> int:
+        """How many of that one's outputs are this one's."""
+        return self._joint.sizes[self._index]
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._joint.part(self._index, x)

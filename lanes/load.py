@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from jinja2 import TemplateSyntaxError
 from mlx.utils import tree_flatten
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import TokenizerWrapper, _infer_tool_parser
 from mlx_lm.utils import load_model, load_tokenizer
 
 from lanes.dense import evaluate, float32_bytes
@@ -59,7 +59,7 @@ class LoadedModel:
     """A model ready to run: parameters evaluated, on the thread that loaded it.
 
     weight_bytes: of all parameters in memory. dtype: in which it computes. context_tokens: None where the model sets no
-    limit. note: a sentence on what was done to the weights.
+    limit. note: a sentence on what was done to the weights. path: its folder or GGUF file; None where it has none.
     """
 
     model: Any
@@ -70,6 +70,7 @@ class LoadedModel:
     dtype: str
     context_tokens: int | None
     note: str
+    path: Path | None = None
 
 
 def load(
@@ -101,7 +102,7 @@ def _load_gguf(source: Source, dtype: str, chat_template: str | None, report: Pr
     header = read_header(source.path)
     stretched = header.tensors.get("rope_freqs.weight")
     loading = plan(header, None if stretched is None else read_values(source.path, stretched))
-    tokenizer = TokenizerWrapper(_with_template(read_tokenizer(header), chat_template), eos_token_ids=end_ids(header))
+    tokenizer = wrapped(_with_template(read_tokenizer(header), chat_template), end_ids(header))
     if len(tokenizer) > loading.config["vocab_size"]:
         raise GgufError(f"{source.path} has more tokens than rows in its embedding")
     model = _empty_model(source.path, loading)
@@ -152,11 +153,26 @@ def _load_folder(
         raise LoadError(f"{source.path} cannot be loaded: {reason}") from error
     if chat_template is not None:
         named = _with_template(tokenizer._tokenizer, chat_template)
-        tokenizer = TokenizerWrapper(named, eos_token_ids=tokenizer.eos_token_ids)
+        tokenizer = wrapped(named, tokenizer.eos_token_ids)
     goal = _decide(dtype, float32_bytes(model), "as they are in the files")
     meter = _Meter(sum(array.nbytes for _, array in tree_flatten(model.parameters())), report)
     evaluate(model, goal.dtype, goal.unpack, meter.add)
     return _loaded(source, model, tokenizer, config, goal.note)
+
+
+def wrapped(tokenizer: Any, eos_token_ids: Iterable[int]) -> Any:
+    """mlx-lm's wrapper of a tokenizer, with the parser of calls that its own loader would find for it."""
+    name = _infer_tool_parser(tokenizer)
+    if name is None:
+        return TokenizerWrapper(tokenizer, eos_token_ids=eos_token_ids)
+    parser = import_module(f"mlx_lm.tool_parsers.{name}")
+    return TokenizerWrapper(
+        tokenizer,
+        eos_token_ids=eos_token_ids,
+        tool_parser=parser.parse_tool_call,
+        tool_call_start=parser.tool_call_start,
+        tool_call_end=parser.tool_call_end,
+    )
 
 
 def _with_template(tokenizer: Any, chat_template: str | None) -> Any:
@@ -223,6 +239,7 @@ def _loaded(source: Source, model: Any, tokenizer: Any, config: Mapping[str, Any
         dtype=floating.most_common(1)[0][0].removeprefix("mlx.core."),
         context_tokens=context_tokens(config),
         note=note,
+        path=source.path,
     )
 
 

@@ -38,6 +38,10 @@ class Prefill:
     def nbytes(self) -> int:
         return sum(cache.nbytes for cache in self.caches if not cache.empty())
 
+    def take_up(self, caches: list[Any], tokens: int) -> None:
+        """Go on from caches that hold the first `tokens` tokens of the prompt."""
+        self.caches, self.processed = caches, tokens
+
     def dispatch(self, chunk: Chunk) -> list[mx.array]:
         """Begin to process a chunk; returns arrays to wait for. The logits are never computed."""
         assert chunk.start == self.processed, f"chunk at {chunk.start}, but {self.processed} tokens are processed"
@@ -56,21 +60,20 @@ def dispatch_together(make_row: RowMaker, prompts: Sequence[Prefill]) -> list[mx
     together = make_row()
     make_row.model(mx.array(padded, dtype=mx.int32), cache=together)
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        prompt.caches = [_row_of(cache, row, longest, length) for cache in together]
+        prompt.caches = [_row_of(cache, row, length) for cache in together]
         prompt.processed = length
     return _begin(together)
 
 
-def _row_of(cache: Any, row: int, padded: int, length: int) -> Any:
+def _row_of(cache: Any, row: int, length: int) -> Any:
     """One row of a cache of several, cut to its own length."""
     if isinstance(cache, CacheList):
-        return CacheList(*(_row_of(member, row, padded, length) for member in cache.caches))
+        return CacheList(*(_row_of(member, row, length) for member in cache.caches))
     rows = rows_like(cache)
     assert isinstance(rows, ColumnRows), f"{type(cache).__name__} has no columns to cut out"
     if cache.empty():  # its layer does not use it
         return rows.solo_row([], 0)
-    ((_, parts),) = rows.solo_parts(cache, padded)
-    return rows.solo_row([part[row : row + 1, :, :length] for part in parts], length)
+    return rows.solo_row([part[row : row + 1, :, :length] for part in rows.solo_arrays(cache)], length)
 
 
 def _begin(caches: list[Any]) -> list[mx.array]:

@@ -1,8 +1,8 @@
 """Draws one token for each row of a step, in one call, each row by its own settings.
 
-The filters are mlx-lm's (top-p, then min-p, then top-k, on the log-probabilities before the temperature), written for
-a different setting in each row. A row's randomness comes from a key of its own, made of its seed and the position that
-the token will have, so that a draw does not depend on which rows are beside it.
+The filters are mlx-lm's (top-p, then min-p, then XTC, then top-k, on the log-probabilities before the temperature),
+written for a different setting in each row. A row's randomness comes from a key of its own, made of its seed and the
+position that the token will have, so that a draw does not depend on which rows are beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from lanes.lane import Sampling
 
@@ -26,6 +27,11 @@ def draw_key(seed: int, position: int) -> tuple[int, int]:
     """
     word = _mix(_mix(seed & _MASK64) + position)
     return word >> 32, word & 0xFFFFFFFF
+
+
+def xtc_chance(seed: int, position: int) -> float:
+    """A row's number of [0, 1) that decides whether XTC takes part at a position; unrelated to draw_key()."""
+    return _mix(_mix(_mix(seed & _MASK64) + position)) / 2**64
 
 
 def _mix(word: int) -> int:
@@ -52,6 +58,9 @@ class Sampler:
         self._uses_top_p = any(0 < s.top_p < 1 for s in drawn)
         self._min_p = _column([s.min_p for s in settings])
         self._uses_min_p = any(s.min_p > 0 for s in drawn)
+        self._uses_xtc = any(s.xtc_probability > 0 for s in drawn)
+        self._xtc_threshold = _column([s.xtc_threshold for s in settings])
+        self._xtc_spared: mx.array | None = None
         self._top_k = [s.top_k for s in settings]
         self._widest_top_k = max((s.top_k for s in drawn), default=0)
 
@@ -60,14 +69,14 @@ class Sampler:
         likeliest = mx.argmax(logits, axis=-1).astype(mx.int32)
         if self.all_greedy:
             return likeliest
-        scores = self.filtered(logits)
+        scores = self.filtered(logits, positions)
         # The likeliest token has a score of 0 at every temperature, so that the coldest leaves at least that one.
         scores = (scores - mx.max(scores, axis=-1, keepdims=True)) / self._temperature
         keys = [draw_key(s.seed, position) for s, position in zip(self.settings, positions, strict=True)]
         drawn = _draw_each(scores, mx.array(keys, dtype=mx.uint32)).astype(mx.int32)
         return mx.where(self._greedy, likeliest, drawn) if self._any_greedy else drawn
 
-    def filtered(self, logits: mx.array) -> mx.array:
+    def filtered(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """Log-probabilities [rows, vocabulary] in float32, minus infinity where a row's filters leave a token out."""
         logits = logits.astype(mx.float32)
         scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -75,9 +84,23 @@ class Sampler:
             scores = _keep_top_p(scores, self._top_p)
         if self._uses_min_p:
             scores = _keep_min_p(scores, self._min_p)
+        if self._uses_xtc:
+            chances = [xtc_chance(s.seed, position) for s, position in zip(self.settings, positions, strict=True)]
+            takes_part = [chance <= s.xtc_probability > 0 for s, chance in zip(self.settings, chances, strict=True)]
+            if any(takes_part):
+                scores = self._without_top_choices(scores, takes_part)
         if self._widest_top_k:
             scores = self._keep_top_k(scores)
         return scores
+
+    def _without_top_choices(self, scores: mx.array, takes_part: list[bool]) -> mx.array:
+        """Of the tokens more likely than the threshold leave out all but the least likely, and but those spared."""
+        if self._xtc_spared is None:
+            self._xtc_spared = _marked([s.xtc_spared for s in self.settings], scores.shape[-1])
+        probability = mx.softmax(scores, axis=-1)
+        likely = mx.where(probability > self._xtc_threshold, probability, mx.inf)
+        left_out = (probability > likely.min(axis=-1, keepdims=True)) & ~self._xtc_spared
+        return mx.where(mx.array(takes_part)[:, None] & left_out, -mx.inf, scores)
 
     def _keep_top_k(self, scores: mx.array) -> mx.array:
         """One partial sort at the widest k serves all rows; a row without a k keeps everything."""
@@ -89,6 +112,14 @@ class Sampler:
         lowest_kept = mx.take_along_axis(highest, mx.array(places)[:, None], axis=-1)
         limited = mx.array([0 < k < vocabulary for k in self._top_k])[:, None]
         return mx.where(limited & (scores < lowest_kept), -mx.inf, scores)
+
+
+def _marked(tokens_of_rows: list[tuple[int, ...]], vocabulary: int) -> mx.array:
+    """bool [rows, vocabulary], True at each row's tokens."""
+    marks = np.zeros((len(tokens_of_rows), vocabulary), dtype=bool)
+    for row, tokens in enumerate(tokens_of_rows):
+        marks[row, list(tokens)] = True
+    return mx.array(marks)
 
 
 def _column(values: list[float]) -> mx.array:

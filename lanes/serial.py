@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lanes.rows import held_alone
+from lanes.rows.held import Held
 from lanes.rows.slots import Slots
 
 
@@ -39,6 +41,10 @@ class SoloCaches:
 
     def shrink(self) -> None:
         """One row has what it needs."""
+
+    def held(self, row_id: int) -> list[Held]:
+        """What a row has in its caches, which are of known kinds."""
+        return held_alone(self.row, self.table.length_of(row_id))
 
     def take(self, row_id: int) -> list[Any]:
         assert row_id in self.table, f"row {row_id} is not in the lane"

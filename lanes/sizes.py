@@ -43,7 +43,7 @@ def _geometry(cache: Any) -> RowGeometry:
     rows = rows_like(cache)
     if not isinstance(rows, ColumnRows):
         return RowGeometry(state_bytes=cache.nbytes)
-    column_bytes = sum(part[:, :, :1].nbytes for _, parts in rows.solo_parts(cache, TOKENS) for part in parts)
+    column_bytes = sum(part[:, :, :1].nbytes for part in rows.solo_arrays(cache))
     ring = rows.held_columns(ENDLESS)
     return RowGeometry(rings=((ring, column_bytes),)) if ring < ENDLESS else RowGeometry(column_bytes=column_bytes)
 

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lanes.detokenize import Detokenizer, detokenizer_maker
+from lanes.grammar import GrammarCompiler
+from lanes.lane import Grammar
+from lanes.parts import AnswerParts
 
 # Arguments of apply_chat_template that are not the template's own variables. A client may not set them: a template of
 # its own would be a program that runs here, and the rest changes what comes back.
@@ -40,7 +43,13 @@ class Tokenizer:
         self._tokenizer: Any = tokenizer._tokenizer if _is_wrapper(tokenizer) else tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self.vocab_size = len(self._tokenizer)
+        self._token_texts: dict[int, str] = {}
+        self.grammars = GrammarCompiler(self._tokenizer, sorted(self.eos_token_ids))
+        self.parts = AnswerParts(tokenizer if _is_wrapper(tokenizer) else None)
+        markers = (marker for edges in self.parts.transitions.values() for marker, _ in edges)
+        spoken = (token for marker in markers for token in self._tokenizer.encode(marker, add_special_tokens=False))
         self._make_stream = detokenizer_maker(self._tokenizer)
+        self._make_marked_stream = detokenizer_maker(self._tokenizer, frozenset(spoken))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer puts around one. A text that spells out the
@@ -79,9 +88,22 @@ class Tokenizer:
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def stream(self) -> Detokenizer:
-        """A detokenizer for a new sequence. Its pieces in sum are what decode() gives for the whole."""
-        return self._make_stream()
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raises GrammarError, a ValueError, if answers cannot be kept to it. To be called from any thread."""
+        self.grammars.matcher(grammar)
+
+    def token_text(self, token: int) -> str:
+        """What a token reads as alone, special ones by their names; half a character as its replacement."""
+        known = self._token_texts.get(token)
+        if known is None:
+            text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            known = self._token_texts[token] = str(text)
+        return known
+
+    def stream(self, marked: bool = False) -> Detokenizer:
+        """A detokenizer for a new sequence. Its pieces in sum are what decode() gives for the whole. marked: with the
+        markers of `parts`, where those are special tokens."""
+        return self._make_marked_stream() if marked else self._make_stream()
 
 
 def _is_wrapper(tokenizer: Any) -> bool:

@@ -1,8 +1,10 @@
-"""Which forms of a decode step a model takes on this device: attention, joined projections, compiled or eager.
+"""Which forms of a decode step a model takes on this device: attention, joined projections, compiled or eager, and
+when a step is read.
 
 Attention is measured at load. The other two follow what was measured once and written down in docs/performance.md: on
 CUDA both pay (fewer and larger launches), on the CPU neither does; a compiled step there was no faster, and BLAS does
-not mind seven products. On Metal both are off until somebody has measured them.
+not mind seven products. On Metal both are off until somebody has measured them. Early reads (lanes.engine) are for
+the CPU, where MLX's dispatch returns when about ten operations are left.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ class Tuning:
     columns_per_call: float | None
     joined: int
     compiled: bool
+    early_reads: bool
 
-    def read_width(self, kv_bits: int | None) -> Callable[[int], int]:
+    @property
+    def read_width(self) -> Callable[[int], int]:
         """Columns that a compiled step reads for so many tokens; see lanes.forward."""
-        return capacity_for if self.attention == "own" and kv_bits is None else compiled_width
+        return capacity_for if self.attention == "own" else compiled_width
 
     def __str__(self) -> str:
         forms = [
@@ -56,7 +60,9 @@ def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
     compiled = on_cuda if compile_option == "auto" else compile_option == "on"
     # A trace is for one width: a compiled step reads all rows alike.
     columns_per_call = None if measured is None or compiled else measured.columns_per_call
-    return Tuning(measured.form if measured else None, columns_per_call, joined, compiled)
+    return Tuning(
+        measured.form if measured else None, columns_per_call, joined, compiled, early_reads=backend() == "cpu"
+    )
 
 
 def head_shape(model: Any) -> tuple[int, int, int, mx.Dtype] | None:

@@ -63,11 +63,12 @@ def integer(low: int, high: int, hint: str = "") -> Check:
 
 def number(low: float, high: float, hint: str = "") -> Check:
     """A finite number of [low, high], as a float."""
-    bounds = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+    bounds = f" of at least {low:g}" if math.isinf(high) else f" from {low:g} to {high:g}"
+    said = "" if math.isinf(low) else bounds
 
     def check(name: str, value: Any) -> float:
         if type(value) not in (int, float) or not low <= value <= high or math.isinf(value):
-            refuse(f"{name} must be a finite number {bounds}, not {shown(value)}{hint}")
+            refuse(f"{name} must be a finite number{said}, not {shown(value)}{hint}")
         return float(value)
 
     return check
@@ -115,6 +116,21 @@ def mapping(most: int) -> Check:
         if type(value) is not dict or len(value) > most:
             refuse(f"{name} must be a map of at most {most} keys, not {shown(value)}")
         return value
+
+    return check
+
+
+def token_biases(most: int) -> Check:
+    """A map of at most `most` token ids, in digits as a map's keys are text, to numbers of [-100, 100]."""
+    bias = number(-100, 100)
+
+    def check(name: str, value: Any) -> dict[str, float]:
+        if type(value) is not dict or len(value) > most:
+            refuse(f"{name} must be a map of at most {most} token ids, not {shown(value)}")
+        for key in value:
+            if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+                refuse(f"{name} has the key {shown(key)}, which is no token id")
+        return {str(int(key)): bias(f"{name}[{key}]", entry) for key, entry in value.items()}
 
     return check
 

@@ -18,7 +18,8 @@ def _serve(argv: Sequence[str]) -> int:
     parser = Parser(
         "serve",
         "Load one model and serve it to the clients of a Unix socket, all their requests decoded together.\n"
-        "SIGTERM or ^C lets what runs finish, within --drain-timeout, and then ends the daemon.",
+        "SIGTERM or ^C lets what runs finish, within --drain-timeout, and then ends the daemon. SIGHUP reads --config\n"
+        "again and takes what a running daemon can; SIGUSR1 writes all stacks to standard error.",
         (
             "laned serve --model demo",
             "laned serve --model mlx-community/Qwen3-4B-4bit --max-rows 16 --metrics-port 9100",
@@ -27,10 +28,11 @@ def _serve(argv: Sequence[str]) -> int:
         ),
     )
     configuration.add_flags(parser)
-    chosen = configuration.load(parser.parse(argv))
+    flags = parser.parse(argv)
+    chosen = configuration.load(flags)
     from scheduler.daemon import serve
 
-    return serve(chosen)
+    return serve(chosen, lambda: configuration.load(flags))
 
 
 def _ask(argv: Sequence[str]) -> int:
@@ -51,18 +53,67 @@ def _inspect(argv: Sequence[str]) -> int:
     return inspect.main(argv)
 
 
+def _top(argv: Sequence[str]) -> int:
+    from scheduler import top
+
+    return top.main(argv)
+
+
+def _bench(argv: Sequence[str]) -> int:
+    from scheduler import bench
+
+    return bench.main(argv)
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from scheduler import doctor
+
+    return doctor.main(argv)
+
+
+def _gateway(argv: Sequence[str]) -> int:
+    from scheduler.gateway import command
+
+    return command.main(argv)
+
+
 def _demo(argv: Sequence[str]) -> int:
     from scheduler import demo
 
     return demo.main(argv)
 
 
+def _store(argv: Sequence[str]) -> int:
+    from scheduler import store_commands
+
+    return store_commands.main(argv)
+
+
+def _install_service(argv: Sequence[str]) -> int:
+    from scheduler import install
+
+    return install.install(argv)
+
+
+def _uninstall_service(argv: Sequence[str]) -> int:
+    from scheduler import install
+
+    return install.uninstall(argv)
+
+
 _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("load a model and serve it on a Unix socket", _serve),
     "ask": ("send a prompt to a running daemon and print the answer as it comes", _ask),
     "status": ("show what a running daemon is doing", _status),
+    "top": ("watch a running daemon: rows, slots, rates and latencies, drawn anew every second", _top),
+    "gateway": ("serve OpenAI's and Anthropic's HTTP APIs in front of a running daemon", _gateway),
     "inspect": ("load a model and tell how it would run here, and how many rows would fit", _inspect),
+    "bench": ("load a model and measure how fast it is here, by rows and by length of prompt", _bench),
+    "doctor": ("look at this machine as laned finds it, and say what to do about what is wrong", _doctor),
     "demo": ("start a daemon with a small model and send it eight prompts at once", _demo),
+    "store": ("look at what daemons remember in a folder, check it, tidy it; keep it for several of them", _store),
+    "install-service": ("write the files that make systemd or launchd run it here", _install_service),
+    "uninstall-service": ("stop that service and remove its files", _uninstall_service),
 }
 
 _HELP = f"""usage: laned COMMAND [OPTIONS]
@@ -70,7 +121,7 @@ _HELP = f"""usage: laned COMMAND [OPTIONS]
 One language model, served by a daemon to many clients of a Unix socket.
 
 commands:
-{chr(10).join(f"  {name:<8}{summary}" for name, (summary, _) in _COMMANDS.items())}
+{chr(10).join(f"  {name:<19}{summary}" for name, (summary, _) in _COMMANDS.items())}
 
   laned COMMAND --help explains a command; laned --version prints the versions.
 

@@ -45,6 +45,8 @@ from scheduler.protocol import (
     Delta,
     Done,
     Error,
+    Flush,
+    Flushed,
     Hello,
     Ping,
     Pong,
@@ -63,18 +65,39 @@ HELLO_S = 10.0
 class Options(TypedDict, total=False):
     """What to answer, beside a plain prompt, and how; scheduler/protocol.py has the ranges. None is as if left out."""
 
-    messages: Sequence[Mapping[str, str]] | None
+    messages: Sequence[Mapping[str, Any]] | None
     prompt_token_ids: Sequence[int] | None
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    repetition_penalty: float | None
+    repetition_context_size: int | None
+    presence_penalty: float | None
+    presence_context_size: int | None
+    frequency_penalty: float | None
+    frequency_context_size: int | None
+    logit_bias: Mapping[int, float] | None
     seed: int | None
+    n: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
+    min_tokens: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    echo: bool | None
+    structured_outputs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | None
     chat_template_kwargs: Mapping[str, Any] | None
+    priority: int | None
+    timeout_s: float | None
+    cache: str | None
+    cache_salt: str | None
 
 
 class _Question:
@@ -88,15 +111,17 @@ class _Question:
 class Client:
     """A connection to the daemon at `path` (its default without one), open for as long as its `async with` block.
 
-    Entering raises ConnectionLost if no daemon answers there. name is for the daemon's log.
+    Entering raises ConnectionLost if no daemon answers there. name is for the daemon's log. wait_s: how long the daemon
+    may take to say hello; one whose socket is the service manager's says it when its model is loaded.
     """
 
     hello: Hello
 
-    def __init__(self, path: Path | str | None = None, name: str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, name: str | None = None, wait_s: float | None = None) -> None:
         self.path = default_socket_path() if path is None else Path(path)
         self._is_default = path is None
         self._name = name
+        self._wait_s = HELLO_S if wait_s is None else wait_s
         self._ids = count(1)
         self._answers: dict[int | str, Answer] = {}
         self._questions: deque[_Question] = deque()
@@ -125,17 +150,27 @@ class Client:
             yield answer
 
     async def ask(self, prompt: str | None = None, **options: Unpack[Options]) -> Done:
-        """Send a request and wait for its whole answer, which is in the record's `text`."""
+        """Send a request and wait for its whole answer, which is in the record's `text`; of several the first."""
+        return (await self.ask_all(prompt, **options))[0]
+
+    async def ask_all(self, prompt: str | None = None, **options: Unpack[Options]) -> list[Done]:
+        """Send a request and wait for all of its n whole answers."""
         async with self._request(prompt, options, stream=False) as answer:
             async for _ in answer:
                 pass
-        return answer.done
+        return answer.all_done
 
     async def status(self) -> dict[str, Any]:
         """The daemon's report on itself."""
         reply = await self._question(AskStatus())
         assert isinstance(reply, Status)
         return reply.report
+
+    async def flush(self) -> bool:
+        """Return when all that the daemon has remembered so far is on disk or given up; False where it has no disk."""
+        reply = await self._question(Flush())
+        assert isinstance(reply, Flushed)
+        return reply.on_disk
 
     async def ping(self) -> float:
         """Seconds to the daemon and back."""
@@ -145,7 +180,7 @@ class Client:
 
     @asynccontextmanager
     async def _request(self, prompt: str | None, options: Options, stream: bool) -> AsyncIterator[Answer]:
-        answer = Answer(next(self._ids))
+        answer = Answer(next(self._ids), options.get("n") or 1)
         fields = {"type": "submit", "id": answer.id, "prompt": prompt, "stream": stream, **options}
         try:
             # The daemon's own check: a misspelt option is told here and now.
@@ -212,12 +247,14 @@ class Client:
 
     async def _greet(self) -> None:
         self._put(ClientHello(PROTOCOL_VERSION, self._name))
-        with trio.move_on_after(HELLO_S):
+        with trio.move_on_after(self._wait_s):
             await self._greeted.wait()
         if self._lost is not None:
             raise ConnectionLost(self._lost)
         if not self._greeted.is_set():
-            raise ConnectionLost(f"the daemon at {self.path} does not say hello")
+            raise ConnectionLost(
+                f"the daemon at {self.path} does not say hello within {self._wait_s:g} s: it hangs, or loads its model"
+            )
 
     # Writing is a task of its own, so that a cancelled caller never leaves half a frame on the wire.
 
@@ -260,12 +297,15 @@ class Client:
         match reply:
             case Delta() | Done():
                 self._tell(reply.id, reply)
-            case Error(code, message, id, retry_after_s):
+            case Error(code, message, id, retry_after_s, index):
+                if index is not None and id is not None:
+                    # One of several answers: nobody will read the others'.
+                    self._put(Cancel(id))
                 if id is None:
                     self._last_words = f"the daemon closed the connection: {message} ({code})"
                 else:
                     self._tell(id, RequestError(code, message, retry_after_s))
-            case Status() | Pong():
+            case Status() | Pong() | Flushed():
                 if self._questions:
                     question = self._questions.popleft()
                     question.reply = reply
@@ -292,9 +332,9 @@ class Client:
 
 
 def _plain(value: Any) -> Any:
-    """An option as msgpack has it: any sequence as a list, any mapping as a dict."""
+    """An option as the wire has it: any sequence as a list, any mapping as a dict with keys that are strings."""
     if isinstance(value, Mapping):
-        return dict(value)
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [dict(item) if isinstance(item, Mapping) else item for item in value]
+        return [_plain(item) for item in value]
     return value

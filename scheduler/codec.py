@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from scheduler import protocol
 from scheduler.checks import (
     MAX_NAME_CHARS,
+    MAX_TOKEN_ID,
     Check,
     array,
     flag,
@@ -26,11 +27,15 @@ from scheduler.checks import (
     text,
     text_or_array,
     text_or_token,
+    token_biases,
     token_ids,
 )
 from scheduler.errors import Refused
 
 T = TypeVar("T")
+
+# Of a message that has more, a sentence names so many.
+FIELDS_SHOWN = 20
 
 
 class BadMessage(Refused):
@@ -85,6 +90,8 @@ def _build(cls: type[T], name: str, given: Mapping[str, Any], strict: bool) -> T
             refuse(f"{name}.{key} is missing")
     if cls is protocol.Submit:
         _check_submit(values)
+    if cls is protocol.Message and "content" not in values and not values.get("tool_calls"):
+        refuse(f"{name}.content is missing")
     return cls(**values)
 
 
@@ -94,11 +101,34 @@ def _check_submit(values: Mapping[str, Any]) -> None:
         refuse(f"submit takes one of prompt, messages and prompt_token_ids, not {' and '.join(prompts) or 'none'}")
     if "chat_template_kwargs" in values and prompts != ["messages"]:
         refuse(f"submit.chat_template_kwargs go with messages: {prompts[0]} goes through no chat template")
+    if "tools" in values and prompts != ["messages"]:
+        refuse(f"submit.tools go with messages: {prompts[0]} goes through no chat template")
+    if values.get("echo") and prompts == ["messages"]:
+        refuse("submit.echo goes with prompt or prompt_token_ids: what messages become is the template's affair")
+    if values.get("top_logprobs") and not values.get("logprobs"):
+        refuse("submit.top_logprobs needs logprobs to be true")
+    if "structured_outputs" in values:
+        _check_structured(values)
+
+
+def _check_structured(values: Mapping[str, Any]) -> None:
+    wanted = values["structured_outputs"]
+    given = [name for name in FIELDS[protocol.StructuredOutputs] if getattr(wanted, name) is not None]
+    if len(given) != 1:
+        kinds = ", ".join(FIELDS[protocol.StructuredOutputs])
+        refuse(f"submit.structured_outputs takes one of {kinds}, not {' and '.join(given) or 'none'}")
+    if wanted.json_object is False:
+        refuse("submit.structured_outputs.json_object must be true, or left out with structured_outputs")
+    if values.get("ignore_eos") or values.get("min_tokens"):
+        refuse("submit.structured_outputs end where they end: they take neither ignore_eos nor min_tokens")
 
 
 def _refuse_unknown(name: str, key: str, checks: Mapping[str, Check]) -> None:
     near = difflib.get_close_matches(key[:MAX_NAME_CHARS], checks, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"it has {', '.join(checks) or 'no field'}"
+    some = ", ".join(list(checks)[:FIELDS_SHOWN]) or "no field"
+    hint = (
+        f'did you mean "{near[0]}"?' if near else f"it has {some}{' and others' if len(checks) > FIELDS_SHOWN else ''}"
+    )
     refuse(f"{name} has no field {shown(key)}: {hint}")
 
 
@@ -136,7 +166,18 @@ def _record(cls: type[Any], strict: bool = False) -> Check:
 
 _COUNT = integer(0, 2**63 - 1)
 _SECONDS = number(0, math.inf)
+_PENALTY = number(-100, 100, ": 0 switches it off")
+_CONTEXT_SIZE = integer(1, 2**31 - 1)
 _MAX_TOKENS_HINT = ": leave it out for the daemon's default, or ask for 1 at least"
+_TOKEN = integer(0, MAX_TOKEN_ID)
+_LOGPROB = number(-math.inf, math.inf)
+# What a delta and the end of an answer have in common.
+_ANSWER: dict[str, Check] = {
+    "index": _COUNT,
+    "reasoning": text(),
+    "tool_calls": array(_record(protocol.ToolCall), 0, 1 << 16),
+    "logprobs": array(_record(protocol.TokenLogprob), 0, 1 << 20),
+}
 
 FIELDS: dict[type, dict[str, Check]] = {
     protocol.ClientHello: {"version": _COUNT, "client": text(0, 256)},
@@ -150,32 +191,78 @@ FIELDS: dict[type, dict[str, Check]] = {
         "top_p": share,
         "top_k": integer(0, 2**31 - 1, ": 0 switches it off"),
         "min_p": number(0, 1, ": 0 switches it off"),
+        "xtc_probability": number(0, 1, ": 0 switches it off"),
+        "xtc_threshold": number(0, 0.5),
+        "repetition_penalty": number(0.01, 100, ": 1 switches it off"),
+        "repetition_context_size": _CONTEXT_SIZE,
+        "presence_penalty": _PENALTY,
+        "presence_context_size": _CONTEXT_SIZE,
+        "frequency_penalty": _PENALTY,
+        "frequency_context_size": _CONTEXT_SIZE,
+        "logit_bias": token_biases(1024),
         "seed": integer(0, 2**63 - 1),
+        "n": integer(1, 128),
         "stop": text_or_array(text(1, 256), 32),
         "stop_token_ids": token_ids(0, 128),
         "ignore_eos": flag,
+        "min_tokens": integer(0, 2**31 - 1),
+        "logprobs": flag,
+        "top_logprobs": integer(0, 20),
+        "echo": flag,
+        "structured_outputs": _record(protocol.StructuredOutputs, strict=True),
+        "tools": array(mapping(64), 0, 128),
+        "tool_choice": one_of("auto", "none"),
         "stream": flag,
         "chat_template_kwargs": mapping(64),
+        "priority": integer(-1000, 1000),
+        "timeout_s": number(0.001, 10**6),
+        "cache": one_of("both", "read", "write", "none"),
+        "cache_salt": text(1, 256),
     },
-    protocol.Message: {"role": text(1, 64), "content": text()},
+    protocol.Message: {
+        "role": text(1, 64),
+        "content": text(),
+        "name": text(1, 128),
+        "tool_calls": array(_record(protocol.ToolCall, strict=True), 0, 128),
+        "tool_call_id": text(1, 128),
+    },
+    protocol.FunctionCall: {"name": text(1, 128), "arguments": text()},
+    protocol.ToolCall: {"id": text(1, 128), "function": _record(protocol.FunctionCall), "type": one_of("function")},
+    protocol.StructuredOutputs: {
+        "json": mapping(1024),
+        "json_object": flag,
+        "regex": text(1, 1 << 16),
+        "choice": array(text(1, 4096), 1, 1024),
+        "grammar": text(1, 1 << 16),
+    },
     protocol.Cancel: {"id": identity},
     protocol.AskStatus: {},
     protocol.Ping: {"nonce": identity},
+    protocol.Flush: {},
     protocol.Hello: {"version": _COUNT, "server": text(), "model": text()},
-    protocol.Delta: {"id": identity, "text": text(), "token_ids": token_ids(0, 2**20)},
+    protocol.TopLogprob: {"token_id": _TOKEN, "token": text(), "logprob": _LOGPROB},
+    protocol.TokenLogprob: {
+        "token_id": _TOKEN,
+        "token": text(),
+        "logprob": _LOGPROB,
+        "top_logprobs": array(_record(protocol.TopLogprob), 0, 20),
+    },
+    protocol.Delta: {"id": identity, "text": text(), "token_ids": token_ids(0, 2**20), **_ANSWER},
     protocol.Done: {
         "id": identity,
-        "finish_reason": one_of("stop", "length", "cancelled"),
+        "finish_reason": one_of("stop", "tool_calls", "length", "cancelled"),
         "usage": _record(protocol.Usage),
         "timings": _record(protocol.Timings),
         "stop_reason": text_or_token,
         "text": text(),
+        **_ANSWER,
     },
-    protocol.Usage: dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), _COUNT),
+    protocol.Usage: dict.fromkeys((field.name for field in fields(protocol.Usage)), _COUNT),
     protocol.Timings: dict.fromkeys(("queued_s", "prompt_s", "decode_s", "total_s", "ttft_s"), _SECONDS),
-    protocol.Error: {"id": identity, "code": text(1), "message": text(), "retry_after_s": _SECONDS},
+    protocol.Error: {"id": identity, "code": text(1), "message": text(), "retry_after_s": _SECONDS, "index": _COUNT},
     protocol.Status: {"report": mapping(1 << 16)},
     protocol.Pong: {"nonce": identity},
+    protocol.Flushed: {"on_disk": flag},
 }
 
 _TAGS: dict[type, str] = {cls: tag for table in (protocol.REQUESTS, protocol.REPLIES) for tag, cls in table.items()}

@@ -50,7 +50,7 @@ class Limits:
     hello_s: a local client says hello within milliseconds. frame_s: so does the rest of a frame arrive; a half frame
     must not hold its buffer for ever. frame_bytes: see store/framing.py. outbox_bytes: one reply of the largest frame.
     stalled_s: no byte read by the peer for so long; a person who pauses a terminal is cut, a slow reader is not.
-    requests: that run or wait at the same time; beyond it a client wants its own queue.
+    requests: answers that run or wait at the same time; beyond it a client wants its own queue.
     """
 
     hello_s: float = 5.0
@@ -71,8 +71,8 @@ class Service(Protocol):
     async def submit(self, message: protocol.Submit, reply: Callable[[protocol.Reply], None]) -> int:
         """Validate, tokenize and queue; returns a row id. Raises errors.Refused; if cancelled, nothing is queued.
 
-        From then on reply() is called, synchronously, in Trio's thread, with Delta..., then exactly one Done or Error,
-        each with the message's id. It never blocks and never raises.
+        From then on reply() is called, synchronously, in Trio's thread, with Delta..., then exactly one Done or Error
+        for each of the message's n answers, with its id and their index. It never blocks and never raises.
         """
         ...
 
@@ -81,6 +81,10 @@ class Service(Protocol):
         ...
 
     def status(self) -> protocol.Status: ...
+
+    async def flush(self) -> bool:
+        """Return when all that was remembered before is on disk or given up; False where there is no disk to be on."""
+        ...
 
 
 async def serve_connection(
@@ -113,6 +117,8 @@ class _Connection:
         self._outbox = Outbox(limits.outbox_bytes)
         # What runs, by the client's id; None while the service has not taken it yet.
         self._rows: dict[protocol.RequestId, int | None] = {}
+        # How many of its answers have yet to end.
+        self._num_left: dict[protocol.RequestId, int] = {}
         self._greeted = False
         self._closing = False
         # Here waits the sender for replies, and there one who waits for the end of a request.
@@ -149,6 +155,7 @@ class _Connection:
             except Exception:
                 log.exception("%s: row %s could not be cancelled", self.name, row_id)
         self._rows.clear()
+        self._num_left.clear()
 
     def _fail(self, code: str, message: str) -> None:
         """The last words of a connection that cannot go on."""
@@ -205,6 +212,8 @@ class _Connection:
                     self._put(protocol.Pong(nonce))
                 case protocol.AskStatus():
                     self._put(self._service.status())
+                case protocol.Flush():
+                    self._put(protocol.Flushed(await self._service.flush()))
                 case protocol.ClientHello():
                     raise Refused("bad_request", "hello is said once, at the beginning")
         except Refused as refusal:
@@ -233,9 +242,10 @@ class _Connection:
         if id in self._rows:
             raise BadMessage("duplicate_id", f"request {shown(id)} still runs, and goes on: choose another id", id)
         try:
-            if len(self._rows) >= self._limits.requests:
-                raise Overloaded(f"{len(self._rows)} requests run on this connection, that is its limit", 1.0)
-            self._rows[id] = None
+            num_left = sum(self._num_left.values())
+            if num_left + message.n > self._limits.requests:
+                raise Overloaded(f"{num_left} answers are under way on this connection, that is its limit", 1.0)
+            self._rows[id], self._num_left[id] = None, message.n
             row_id = await self._service.submit(message, self._reply)
             # It may have ended meanwhile.
             if id in self._rows:
@@ -263,8 +273,11 @@ class _Connection:
 
     def _reply(self, reply: protocol.Reply) -> None:
         """What the service calls: never blocks, never raises."""
-        if isinstance(reply, protocol.Done | protocol.Error) and reply.id is not None:
-            self._rows.pop(reply.id, None)
+        if isinstance(reply, protocol.Done | protocol.Error) and reply.id in self._num_left:
+            # An error without an index refuses all of a request's answers.
+            self._num_left[reply.id] -= 1
+            if self._num_left[reply.id] == 0 or reply.index is None:
+                del self._rows[reply.id], self._num_left[reply.id]
             self._ended.unpark_all()
         self._put(reply)
 

@@ -4,40 +4,46 @@
 
 is the nesting; leaving it goes the other way. On SIGTERM or SIGINT new requests are refused, those that run may end
 within --drain-timeout, what is left then is told so, and the status is 0. Should the engine fail, all requests are told
-and the status is 1, for a supervisor to start the daemon anew.
-
-This is the only file that imports concrete lanes, and it does so on the model's thread, after the BLAS is in place.
+and the status is 1, for a supervisor to start the daemon anew. The service manager is told of each of these, and may
+have opened the socket itself: then clients wait in its backlog from the first moment on.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import logging
-import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
-from lanes.lane import Engine, EngineFailed, LaneSettings, ModelInfo
+from lanes.lane import Engine, EngineFailed, ModelInfo
 from lanes.thread import ModelThread, open_model_thread
 from scheduler import log
 from scheduler.budget import Budget
 from scheduler.connection import Limits, serve_connection
+from scheduler.door import Door
 from scheduler.http import Health, serve_http
-from scheduler.listener import SocketUnavailable, accept, check_path, default_socket_path, listen
+from scheduler.listener import SocketUnavailable, accept
+from scheduler.loading import build, examine
 from scheduler.loop import Loop
 from scheduler.metrics import Metrics, Readings
+from scheduler.notify import Notifier
 from scheduler.options import Options
 from scheduler.progress import LoadingStopped, LoadProgress
 from scheduler.rates import ChunkSize
+from scheduler.remembering import Remembering
+from scheduler.reread import reread
 from scheduler.scheduler import BatchScheduler
-from scheduler.service import Service, Tokenizer
+from scheduler.service import Service
+from scheduler.signals import Signals
+from scheduler.storing import memory_bytes, open_folder, open_remembering
+from scheduler.tokenizer import Tokenizer
 from scheduler.usage import UsageError
-
-if TYPE_CHECKING:
-    from lanes.load import LoadedModel
+from store.keeping import KeeperAway
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +51,29 @@ E = TypeVar("E", bound=BaseException)
 
 # After the last request has been answered, for clients to read what is still on its way to them.
 GOODBYE_S = 2.0
+# For what was remembered to come to disk, once the last client has gone.
+FLUSH_S = 10.0
+# Beyond --drain-timeout, for the goodbye and for what is closed after it, before a service manager may kill us.
+STOP_EXTENSION_S = 15.0
+# A model's thread that has not answered for so long makes /healthz say so. Longer than any chunk of a prompt takes
+# on a machine that is of use.
+SILENCE_S = 120.0
 
 
-def serve(options: Options) -> int:
-    """Run the daemon until a signal ends it; returns the exit status. Raises UsageError where an option is wrong."""
+def serve(options: Options, options_again: Callable[[], Options]) -> int:
+    """Run the daemon until a signal ends it; returns the exit status. Raises UsageError where an option is wrong.
+
+    options_again: reads the options anew, on SIGHUP; may raise UsageError.
+    """
     console = log.configure(options.log_format, options.log_level)
+    # Stacks on standard error when MLX crashes, or when a watchdog's SIGABRT ends a hang.
+    faulthandler.enable()
+    notifier = Notifier.from_environment()
+    door = Door.for_options(options)
     mistakes: list[UsageError] = []
     status = 0
     try:
-        trio.run(_serve, options, LoadProgress(console))
+        trio.run(_serve, options, options_again, door, LoadProgress(console, notifier), notifier)
     except* UsageError as group:
         mistakes = _leaves(group)
     except* EngineFailed as group:
@@ -70,6 +90,13 @@ def inspect(options: Options) -> tuple[ModelInfo, Mapping[str, Any]]:
     return trio.run(_inspect, options, LoadProgress(console))
 
 
+def try_out(options: Options, use: Callable[[Service], Awaitable[None]]) -> None:
+    """Load a model and call use() with its service, which no client can reach. Raises in groups: UsageError where an
+    option is wrong, and what use() raises."""
+    console = log.configure(options.log_format, options.log_level)
+    trio.run(_try_out, options, use, LoadProgress(console))
+
+
 def _leaves(group: BaseExceptionGroup[E]) -> list[E]:
     """The exceptions in a group of groups."""
     found: list[E] = []
@@ -78,140 +105,106 @@ def _leaves(group: BaseExceptionGroup[E]) -> list[E]:
     return found
 
 
-async def _serve(options: Options, progress: LoadProgress) -> None:
-    stop = trio.Event()
-    try:
-        check_path(_socket_path(options))
-    except SocketUnavailable as unavailable:
-        raise UsageError(f"--socket: {unavailable}") from None
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_watch_signals, stop, progress)
+async def _serve(
+    options: Options, options_again: Callable[[], Options], door: Door, progress: LoadProgress, notifier: Notifier
+) -> None:
+    signals = Signals(progress.stop)
+    async with open_folder(options) as folder, trio.open_nursery() as nursery:
+        await nursery.start(signals.watch)
         async with open_model_thread() as thread:
             with progress:
                 try:
-                    engine, tokenizer = await thread.run(_build, options, progress)
+                    engine, tokenizer, fingerprint = await thread.run(build, options, progress)
                 except LoadingStopped:
                     logger.info("stopped while the model was loading")
                     nursery.cancel_scope.cancel()
                     return
-            await Daemon(options, thread, engine, tokenizer).run(stop)
+            async with open_remembering(options, engine.info, fingerprint, folder) as remembering:
+                daemon = Daemon(options, thread, engine, tokenizer, notifier, remembering)
+                await daemon.run(signals, options_again, door)
         nursery.cancel_scope.cancel()
-
-
-def _socket_path(options: Options) -> Path:
-    return Path(options.socket) if options.socket else default_socket_path()
-
-
-async def _watch_signals(
-    stop: trio.Event, progress: LoadProgress, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started()
-        async for number in signals:
-            logger.info("%s: draining", signal.Signals(number).name)
-            progress.stop()
-            stop.set()
 
 
 async def _inspect(options: Options, progress: LoadProgress) -> tuple[ModelInfo, Mapping[str, Any]]:
     async with open_model_thread() as thread:
         with progress:
             try:
-                return await thread.run(_examine, options, progress)
+                return await thread.run(examine, options, progress)
             except KeyboardInterrupt:
                 progress.stop()
                 raise
 
 
-def _load(options: Options, progress: LoadProgress) -> tuple[LoadedModel, str]:
-    """The model and what is told of its BLAS. On the model's thread: everything that imports MLX."""
-    from lanes import cuda_environment
-    from lanes.blas import BlasError, preload
-
-    cuda_environment.set_variables()
-    try:
-        blas = preload(options.blas, options.threads)
-    except BlasError as error:
-        raise UsageError(f"--blas {options.blas}: {error}") from error
-    logger.info(blas.sentence)
-    from lanes.load import load
-    from lanes.sources import LoadError
-
-    try:
-        loaded = load(
-            options.model,
-            trust_remote_code=options.trust_remote_code,
-            dtype=options.dtype,
-            chat_template=options.chat_template,
-            progress=progress,
-        )
-    except LoadError as error:
-        raise UsageError(f"--model {options.model}: {error}") from error
-    logger.info("%s: %s", loaded.name, loaded.note)
-    return loaded, blas.label
+async def _try_out(options: Options, use: Callable[[Service], Awaitable[None]], progress: LoadProgress) -> None:
+    async with open_folder(options) as folder, open_model_thread() as thread:
+        with progress:
+            try:
+                engine, tokenizer, fingerprint = await thread.run(build, options, progress)
+            except KeyboardInterrupt:
+                progress.stop()
+                raise
+        async with open_remembering(options, engine.info, fingerprint, folder) as remembering:
+            daemon = Daemon(options, thread, engine, tokenizer, Notifier(), remembering)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(daemon.loop.run)
+                if remembering is not None:
+                    nursery.start_soon(daemon.loop.run_recalls, remembering.store)
+                await use(daemon.service)
+                nursery.cancel_scope.cancel()
 
 
-def _build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer]:
-    loaded, blas = _load(options, progress)
-    from lanes.build import build_engine
-    from lanes.solo import CannotQuantize
-
-    try:
-        engine = build_engine(loaded, _settings(options), blas)
-    except CannotQuantize as error:
-        raise UsageError(f"--kv-bits {options.kv_bits}: {error}") from error
-    return engine, loaded.tokenizer
-
-
-def _examine(options: Options, progress: LoadProgress) -> tuple[ModelInfo, Mapping[str, Any]]:
-    loaded, blas = _load(options, progress)
-    from lanes.inspect import inspect
-    from lanes.solo import CannotQuantize
-
-    try:
-        return inspect(loaded, _settings(options), blas)
-    except CannotQuantize as error:
-        raise UsageError(f"--kv-bits {options.kv_bits}: {error}") from error
-
-
-def _settings(options: Options) -> LaneSettings:
-    return LaneSettings(options.max_rows, options.kv_bits, options.kv_group_size, options.compile)
+def _limits(options: Options) -> Limits:
+    return Limits(
+        hello_s=options.hello_timeout,
+        outbox_bytes=options.outbox_bytes,
+        stalled_s=options.client_timeout,
+        requests=options.max_requests_per_connection,
+    )
 
 
 class Daemon:
     """What runs once the model is loaded."""
 
-    def __init__(self, options: Options, thread: ModelThread, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        options: Options,
+        thread: ModelThread,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        notifier: Notifier,
+        remembering: Remembering | None = None,
+    ) -> None:
         self.options = options
+        self._remembering = remembering
+        self._notifier = notifier
         info = engine.info
         self.metrics = Metrics(self._readings)
         self.metrics.loaded(engine.info)
-        budget = Budget.for_model(info, options.kv_cache_memory_bytes)
+        budget = Budget.for_model(info, options.kv_cache_memory_bytes, memory_bytes(options, info))
         chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
-        scheduler = BatchScheduler(info.max_rows, options.max_queue, chunk_size, budget, info.shared_prompt_tokens)
-        self.loop = Loop(scheduler, engine, thread, self.metrics)
-        self.service = Service(options, engine.info, tokenizer, self.loop, self.metrics, version("laned"))
-        self._limits = Limits(
-            hello_s=options.hello_timeout,
-            outbox_bytes=options.outbox_bytes,
-            stalled_s=options.client_timeout,
-            requests=options.max_requests_per_connection,
+        scheduler = BatchScheduler(
+            info.max_rows, options.max_queue, chunk_size, budget, info.shared_prompt_tokens, remembering
         )
+        self.loop = Loop(scheduler, engine, thread, self.metrics, notifier)
+        self.service = Service(options, engine.info, tokenizer, self.loop, self.metrics, version("laned"))
+        self._limits = _limits(options)
         self._connections = 0
         self._goodbye = trio.Event()
 
-    async def run(self, stop: trio.Event) -> None:
-        """Serve until stop is set, then drain. Raises EngineFailed, at the end, if the engine could not go on."""
+    async def run(self, signals: Signals, options_again: Callable[[], Options], door: Door) -> None:
+        """Serve until a signal says stop, then drain. Raises EngineFailed, at the end, if the engine cannot go on."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_loop, stop)
+            nursery.start_soon(self._run_loop, signals.stop)
+            if self._remembering is not None:
+                nursery.start_soon(self.loop.run_recalls, self._remembering.store)
             if self.options.metrics_port is not None:
                 await self._open_metrics(nursery, self.options.metrics_host, self.options.metrics_port)
-            path = _socket_path(self.options)
-            self.service.addresses["socket"] = str(path)
+            self.service.addresses["socket"] = door.name
             async with trio.open_nursery() as clients:
-                await self._accept_until(stop, path, clients)
+                await self._accept(signals, options_again, door, clients)
                 await self._drain()
                 clients.cancel_scope.deadline = trio.current_time() + GOODBYE_S
+            await self._flush()
             nursery.cancel_scope.cancel()
         if self.loop.failure is not None:
             raise EngineFailed(self.loop.failure)
@@ -223,12 +216,18 @@ class Daemon:
         except EngineFailed:
             stop.set()
 
-    async def _accept_until(self, stop: trio.Event, path: Path, clients: trio.Nursery) -> None:
+    async def _accept(
+        self, signals: Signals, options_again: Callable[[], Options], door: Door, clients: trio.Nursery
+    ) -> None:
+        """Until the end is asked for."""
         try:
-            async with listen(path) as listener, trio.open_nursery() as accepting:
-                accepting.start_soon(accept, listener, self._serve_client, clients)
-                logger.info("serving %s on %s", self.service.name, path)
-                await stop.wait()
+            async with door.open() as listener, trio.open_nursery() as accepting:
+                accepting.start_soon(accept, listener, self._serve_client, clients, door.access)
+                logger.info("serving %s on %s", self.service.name, door.name)
+                self._notifier.ready(self._state())
+                # One that came while the model was loading is answered now, and none once we are going down.
+                accepting.start_soon(self._reload_when_asked, signals, options_again)
+                await signals.stop.wait()
                 accepting.cancel_scope.cancel()
         except SocketUnavailable as unavailable:
             raise UsageError(f"--socket: {unavailable}") from None
@@ -255,7 +254,9 @@ class Daemon:
         """Let what runs end, within the time that is allowed, and say so to the rest."""
         self.service.is_draining = True
         running = len(self.loop.scheduler.requests)
-        with trio.move_on_after(0 if self.loop.failure else self.options.drain_timeout) as patience:
+        patience_s = 0.0 if self.loop.failure else self.options.drain_timeout
+        self._notifier.stopping(f"Finishing {running} requests", patience_s + STOP_EXTENSION_S)
+        with trio.move_on_after(patience_s) as patience:
             await self.loop.wait_idle()
         if patience.cancelled_caught:
             left = len(self.loop.scheduler.requests)
@@ -263,7 +264,50 @@ class Daemon:
             self.loop.scheduler.fail_all(
                 "shutting_down", "the daemon has shut down before the answer was complete", trio.current_time()
             )
+            self.loop.wake()
         self._goodbye.set()
+
+    async def _flush(self) -> None:
+        """Get on disk what the requests have left, those too that were told to end."""
+        if self._remembering is None:
+            return
+        with trio.move_on_after(FLUSH_S) as patience:
+            await self.loop.wait_idle()
+            with suppress(KeeperAway):
+                await self._remembering.store.flush()
+        if patience.cancelled_caught:
+            logger.warning("not all that was remembered is on disk after %g s", FLUSH_S)
+
+    async def _reload_when_asked(self, signals: Signals, options_again: Callable[[], Options]) -> None:
+        while True:
+            await signals.reload_asked()
+            self._notifier.reloading()
+            try:
+                self.reload(options_again())
+            except UsageError as mistake:
+                logger.error("SIGHUP: all stays as it was: %s", mistake)
+            self._notifier.ready(self._state())
+
+    def reload(self, told: Options) -> None:
+        """Take of other options what a running daemon can, and say what it cannot."""
+        before, change = self.options, reread(self.options, told)
+        options = self.options = self.service.options = change.options
+        if (options.log_format, options.log_level) != (before.log_format, before.log_level):
+            log.configure(options.log_format, options.log_level)
+        self._limits = _limits(options)
+        scheduler = self.loop.scheduler
+        scheduler.max_queue = options.max_queue
+        scheduler.chunk_size.largest_tokens = options.prefill_step_size
+        scheduler.chunk_size.max_stall_s = options.max_stall_ms / 1000
+        for sentence in change.taken:
+            logger.info("SIGHUP: %s", sentence)
+        for sentence in change.refused:
+            logger.warning("SIGHUP: %s", sentence)
+        if not change.taken and not change.refused:
+            logger.info("SIGHUP: the options are as they were")
+
+    def _state(self) -> str:
+        return f"Serving {self.service.name} on {self.service.addresses['socket']}"
 
     def health(self) -> Health:
         """For /healthz: the engine's health, not the web server's."""
@@ -271,6 +315,8 @@ class Daemon:
             return Health(False, f"the engine has failed: {self.loop.failure}")
         if self.service.is_draining:
             return Health(False, "the daemon is shutting down")
+        if self.loop.silent_s > SILENCE_S:
+            return Health(False, f"the model's thread has not answered for {self.loop.silent_s:.0f} s")
         return Health(True)
 
     def _readings(self) -> Readings:
@@ -279,6 +325,10 @@ class Daemon:
             running=scheduler.num_decoding,
             waiting=scheduler.num_waiting,
             prefilling=scheduler.num_prefilling,
+            aside=scheduler.num_aside,
+            max_rows=scheduler.max_rows,
             connections=self._connections,
+            heartbeat_unix_s=time.time() - self.loop.silent_s,
             engine=self.loop.gauges,
+            store=self._remembering.store.stats() if self._remembering else None,
         )

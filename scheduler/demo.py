@@ -1,4 +1,5 @@
-"""`laned demo`: a daemon of its own in a temporary folder, eight prompts at once, and what came of it in numbers.
+"""`laned demo`: a daemon of its own in a temporary folder, eight prompts at once, a conversation that outlives the
+daemon, and what came of it in numbers.
 
 It uses nothing but what everybody has: the command `laned serve`, the socket, /metrics and SIGTERM.
 """
@@ -18,7 +19,8 @@ from rich.console import Console
 from rich.live import Live
 
 from scheduler.client import Client, ClientError
-from scheduler.demo_daemon import running
+from scheduler.demo_daemon import DemoDaemon, running
+from scheduler.demo_restart import Turn, first_turn, next_turn
 from scheduler.demo_table import Row, answers_of, table_of
 from scheduler.log import printable
 from scheduler.status import size_of
@@ -66,8 +68,10 @@ class _Outcome:
     peak_rows: int
     rss_bytes: int
     scraped: list[str]
+    cold: Turn
     exit_status: int | None = None
     stop_s: float = 0.0
+    warm: Turn | None = None
 
     def record(self) -> dict[str, Any]:
         """The numbers, for machines. tok_s: all tokens over the time from the submits to the end of the last answer."""
@@ -80,8 +84,13 @@ class _Outcome:
             "tokens": tokens,
             "tok_s": round(tokens / self.wall_s, 2),
             "tok_s_alone": round(self.alone.tokens_per_s, 2),
-            "ttft_s": round(statistics.median(firsts), 3) if firsts else None,
-            "ttft_s_alone": None if self.alone.ttft_s is None else round(self.alone.ttft_s, 3),
+            "ttft_s": {
+                "together": round(statistics.median(firsts), 3) if firsts else None,
+                "alone": None if self.alone.ttft_s is None else round(self.alone.ttft_s, 3),
+                "cold": round(self.cold.ttft_s, 3),
+                "warm": None if self.warm is None else round(self.warm.ttft_s, 3),
+            },
+            "cached_tokens_after_restart": 0 if self.warm is None else self.warm.cached_tokens,
             "wall_s": round(self.wall_s, 3),
             "load_s": round(self.load_s, 3),
             "stop_s": round(self.stop_s, 3),
@@ -95,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "demo",
         f"Start a daemon with a small model in a temporary folder, send it {len(PROMPTS)} prompts at once, watch the\n"
-        "answers come, and stop it. Takes about a minute on a CPU.",
+        "answers come, stop it, and start it again for a conversation's next turn. Takes about a minute on a CPU.",
         ("laned demo", "laned demo --json | tail -1", "laned demo --model mlx-community/Qwen3-4B-4bit"),
     )
     parser.add_argument(
@@ -120,15 +129,14 @@ def main(argv: Sequence[str]) -> int:
 
 async def _demo(model: str, folder: Path, console: Console) -> _Outcome:
     started_s = time.monotonic()
+    sampling = HYBRID_SAMPLING if model == "hybrid" else {}
     async with running(model, folder, len(PROMPTS)) as daemon:
-        with console.status("starting the daemon") as line:
-            await daemon.wait_ready(lambda said: line.update(f"loading: {printable(said)}"))
+        await _wait_ready(daemon, console)
         load_s = time.monotonic() - started_s
         try:
             async with Client(daemon.socket) as client:
                 console.print(f"The daemon is ready after {load_s:.1f} s, on {daemon.socket}.", soft_wrap=True)
                 alone = Row("alone", HYBRID_ALONE if model == "hybrid" else ALONE)
-                sampling = HYBRID_SAMPLING if model == "hybrid" else {}
                 with console.status("one request alone, to compare"):
                     await _ask(client, alone, sampling)
                 prompts = HYBRID_PROMPTS if model == "hybrid" else PROMPTS
@@ -136,16 +144,33 @@ async def _demo(model: str, folder: Path, console: Console) -> _Outcome:
                 wall_s, peak_rows = await _ask_all(client, rows, sampling, console)
                 report = await client.status()
                 scraped = await _scrape(report.get("metrics_host", "127.0.0.1"), report["metrics_port"])
+                with console.status("a conversation begins with a long text"):
+                    cold = await first_turn(client, sampling)
         except (ClientError, OSError, trio.BrokenResourceError) as error:
             raise CommandFailed(daemon.explain(f"The conversation with the daemon broke off: {error}")) from error
         rss_bytes = report.get("memory", {}).get("rss_bytes", 0)
-        outcome = _Outcome(report["model"]["name"], load_s, alone, rows, wall_s, peak_rows, rss_bytes, scraped)
+        outcome = _Outcome(report["model"]["name"], load_s, alone, rows, wall_s, peak_rows, rss_bytes, scraped, cold)
         stopping_s = time.monotonic()
         outcome.exit_status = await daemon.stop()
         outcome.stop_s = time.monotonic() - stopping_s
         if outcome.exit_status != 0:
             console.print(daemon.explain("The daemon did not end well."), style="red", markup=False, soft_wrap=True)
+            return outcome
+    async with running(model, folder, len(PROMPTS)) as daemon:
+        await _wait_ready(daemon, console)
+        try:
+            async with Client(daemon.socket) as client:
+                with console.status("its next turn, after the restart"):
+                    outcome.warm = await next_turn(client, cold, sampling)
+        except ClientError as error:
+            raise CommandFailed(daemon.explain(f"The conversation with the daemon broke off: {error}")) from error
+        outcome.exit_status = await daemon.stop()
     return outcome
+
+
+async def _wait_ready(daemon: DemoDaemon, console: Console) -> None:
+    with console.status("starting the daemon") as line:
+        await daemon.wait_ready(lambda said: line.update(f"loading: {printable(said)}"))
 
 
 async def _ask(client: Client, row: Row, sampling: Mapping[str, Any]) -> None:
@@ -208,18 +233,31 @@ async def _scrape(host: str, port: int) -> list[str]:
 
 def _summary(outcome: _Outcome, console: Console) -> None:
     found = outcome.record()
+    firsts = found["ttft_s"]
     gain = found["tok_s"] / found["tok_s_alone"] if found["tok_s_alone"] else 0.0
     console.print(
         f"{found['completed']} of {found['requests']} requests completed; "
         f"at most {found['peak_rows']} rows ran together.",
         f"  together     {found['tok_s']:6.1f} tokens/s   {found['tokens']} tokens in {found['wall_s']:.1f} s",
         f"  alone        {found['tok_s_alone']:6.1f} tokens/s   together is {gain:.1f} times that",
-        f"  first token  {found['ttft_s'] or 0:6.2f} s          median; alone {found['ttft_s_alone'] or 0:.2f} s",
+        f"  first token  {firsts['together'] or 0:6.2f} s          median; alone {firsts['alone'] or 0:.2f} s",
         f"  memory       {size_of(found['rss_bytes'])} of the daemon's process",
         "From /metrics:",
         *(f"  {line}" for line in outcome.scraped),
         f"SIGTERM: the daemon ended with status {outcome.exit_status} after {found['stop_s']:.2f} s.",
+        *_restart_lines(outcome),
         sep="\n",
         markup=False,
         soft_wrap=True,
     )
+
+
+def _restart_lines(outcome: _Outcome) -> list[str]:
+    cold, warm = outcome.cold, outcome.warm
+    if warm is None:
+        return []
+    return [
+        "Started again, it goes on with a conversation:",
+        f"  before       {cold.ttft_s:6.2f} s          to the first token of an answer to {cold.prompt_tokens} tokens",
+        f"  after        {warm.ttft_s:6.2f} s          of {warm.prompt_tokens}, {warm.cached_tokens} remembered",
+    ]

@@ -67,10 +67,13 @@ class DemoDaemon:
 
 @asynccontextmanager
 async def running(model: str, folder: Path, num_rows: int) -> AsyncIterator[DemoDaemon]:
-    """Start it with /metrics on a free port, in folder; what is left of it afterwards is killed."""
+    """Start it with /metrics on a free port, in folder, where it finds what one before it has remembered. What is left
+    of it afterwards is killed."""
     socket, log = str(folder / "laned.sock"), folder / "laned.log"
     command = [sys.executable, "-P", "-m", "scheduler.cli", "serve", "--model", model, "--socket", socket]
     command += ["--metrics-port", "0", "--max-rows", str(num_rows), "--log-level", "debug"]
+    # It is gone with the demo, so that it may take what is left on a full disk, too.
+    command += ["--store", str(folder / "store"), "--store-max", "2GiB", "--store-min-free", "0"]
     # The same code as ours, wherever it is installed and whatever lies in the current folder.
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -24,11 +24,14 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def call(socket: str | None, talk: Callable[[Client], Awaitable[T]]) -> T:
-    """Run talk(client) with the daemon at socket, the default one if None. Raises UsageError and CommandFailed."""
+def call(socket: str | None, talk: Callable[[Client], Awaitable[T]], wait_s: float | None = None) -> T:
+    """Run talk(client) with the daemon at socket, the default one if None. Raises UsageError and CommandFailed.
+
+    wait_s: how long the daemon may be loading its model.
+    """
 
     async def run() -> T:
-        async with Client(socket) as client:
+        async with Client(socket, wait_s=wait_s) as client:
             return await talk(client)
 
     try:

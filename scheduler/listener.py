@@ -6,29 +6,35 @@ Opening, in this order, under a lock of the folder, so that two daemons that sta
    rename the socket may read our clients' prompts.
 2. What is at the path is looked at. A socket that nobody answers is left from a crash and may be replaced; a daemon
    that answers, a plain file and anything else stay as they are.
-3. The socket is bound in a folder of its own that only we may enter, made 0600, set to listen, and renamed to its
-   place. So it is never open to others, and from the moment it is there it answers. (A umask would do for the mode
-   alone, but it is the process's, and would fall on the files of other threads.)
+3. The socket is bound in a folder of its own that only we may enter, given its final mode (0600, unless others are let
+   in: scheduler/access.py) and group, set to listen, and renamed to its place. So it is never open to anybody it is not
+   for, and from the moment it is there it answers. (A umask would do for the mode alone, but it is the process's, and
+   would fall on the files of other threads.)
 
-On leaving, the file is removed, if it is still the one that was put there.
+On leaving, the file is removed, if it is still the one that was put there. A socket that the service manager opened is
+not opened here, nor removed.
 """
 
 import fcntl
+import logging
 import os
 import socket
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import trio
 
+from scheduler.access import Access
 from scheduler.codec import encode
-from scheduler.peer import peer_uid
+from scheduler.peer import peer_of
 from scheduler.protocol import Error
 from store.framing import encode_frame
+
+logger = logging.getLogger(__name__)
 
 # sun_path holds 104 bytes on macOS and 108 on Linux, of which one ends it.
 MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
@@ -38,6 +44,8 @@ BACKLOG = 1024
 
 # A connection is two tasks, a descriptor and a buffer. Beyond this many somebody has a leak.
 MAX_CONNECTIONS = 1024
+
+OWNER_ALONE = Access()
 
 
 class SocketUnavailable(Exception):
@@ -57,7 +65,8 @@ def default_socket_path() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "laned" / "laned.sock"
     user = Path(f"/run/user/{os.getuid()}")
-    return (user if user.is_dir() else Path(f"/tmp/laned-{os.getuid()}")) / "laned.sock"
+    # A hardened service may not even look there, which Path.is_dir() raises for.
+    return (user if os.path.isdir(user) else Path(f"/tmp/laned-{os.getuid()}")) / "laned.sock"
 
 
 def check_length(path: Path) -> None:
@@ -81,11 +90,11 @@ def check_path(path: Path) -> None:
 
 
 @asynccontextmanager
-async def listen(path: Path | str) -> AsyncIterator[trio.SocketListener]:
+async def listen(path: Path | str, access: Access = OWNER_ALONE) -> AsyncIterator[trio.SocketListener]:
     """The open socket, for as long as the block lasts. Raises SocketUnavailable."""
     path = Path(path)
     try:
-        sock, ours = _open(path)
+        sock, ours = _open(path, access)
     except OSError as error:
         raise SocketUnavailable(f"{path} cannot be opened: {error}") from error
     try:
@@ -101,20 +110,21 @@ async def accept(
     listener: trio.SocketListener,
     handler: Callable[[trio.SocketStream], Awaitable[object]],
     handlers: trio.Nursery,
-    also_uids: Collection[int] = (),
+    access: Access = OWNER_ALONE,
 ) -> None:
     """Start handler(stream) in the nursery `handlers` for each client that is let in, until cancelled.
 
-    Let in are our own user, root and also_uids. To cancel this closes the listener and leaves the handlers running.
+    To cancel this closes the listener and leaves the handlers running.
     """
-    welcome = {os.geteuid(), 0, *also_uids}
     num_open = 0
 
     async def admit(stream: trio.SocketStream) -> None:
         nonlocal num_open
         async with stream:
-            if peer_uid(stream.socket) not in welcome:
-                await _turn_away(stream, Error("forbidden", "this socket is for its owner's user alone"))
+            peer = peer_of(stream.socket)
+            if not access.admits(peer):
+                logger.warning("user %d may not connect: --allow-user and --allow-group name who may", peer.uid)
+                await _turn_away(stream, Error("forbidden", f"user {peer.uid} is not let in here"))
             elif num_open >= MAX_CONNECTIONS:
                 await _turn_away(stream, Error("overloaded", f"{num_open} connections are open", retry_after_s=1.0))
             else:
@@ -133,10 +143,19 @@ async def _turn_away(stream: trio.SocketStream, error: Error) -> None:
         await stream.socket.send(encode_frame(encode(error)))
 
 
-def _open(path: Path) -> tuple[socket.socket, tuple[int, int]]:
+@asynccontextmanager
+async def inherit(sock: socket.socket) -> AsyncIterator[trio.SocketListener]:
+    """A socket that the service manager opened: it stays the manager's, and open, when the block is left."""
+    with sock:
+        yield trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+
+
+def _open(path: Path, access: Access) -> tuple[socket.socket, tuple[int, int]]:
     folder = path.parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700 if access == OWNER_ALONE else 0o755, parents=True, exist_ok=True)
     _check_folder(folder)
+    if access != OWNER_ALONE:
+        _warn_of_closed_folders(folder)
     check_length(path)
     with _locked(folder):
         _check_free(path)
@@ -145,7 +164,9 @@ def _open(path: Path) -> tuple[socket.socket, tuple[int, int]]:
         try:
             check_length(private / "s")
             sock.bind(os.fspath(private / "s"))
-            os.chmod(private / "s", 0o600)
+            if access.group is not None:
+                _give_to(access.group, private / "s")
+            os.chmod(private / "s", access.mode)
             sock.listen(BACKLOG)
             os.rename(private / "s", path)
             return sock, _identity(path)
@@ -157,12 +178,30 @@ def _open(path: Path) -> tuple[socket.socket, tuple[int, int]]:
             private.rmdir()
 
 
+def _give_to(gid: int, path: Path) -> None:
+    try:
+        os.chown(path, -1, gid)
+    except PermissionError:
+        raise SocketUnavailable(
+            f"{path.parent.parent}: the socket cannot be given to group {gid}, which our user is not in: add it there, "
+            "or name the users instead (--allow-user)"
+        ) from None
+
+
 def _check_folder(folder: Path) -> None:
     info = folder.stat()
     if os.geteuid() != 0 and info.st_uid not in (0, os.geteuid()):
         raise SocketUnavailable(f"{folder} belongs to user {info.st_uid}, who could replace the socket: use another")
     if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
         raise SocketUnavailable(f"{folder} may be written by everyone, who could replace the socket: chmod o-w it")
+
+
+def _warn_of_closed_folders(folder: Path) -> None:
+    """Those who are let in have to get to the socket; whether a folder's group is theirs, nobody here knows."""
+    for place in (folder.absolute(), *folder.absolute().parents):
+        mode = stat.S_IMODE(place.stat().st_mode)
+        if not mode & stat.S_IXOTH:
+            logger.warning("%s (mode %03o) is closed to others, so they may not reach the socket in it", place, mode)
 
 
 def _check_free(path: Path) -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import sys
+from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -54,12 +55,33 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> Cons
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
+    root.addHandler(_last_errors)
     number = logging.getLevelNamesMapping()[level.upper()]
     root.setLevel(number if number == logging.DEBUG else max(number, logging.WARNING))
     for name in _OURS:
         logging.getLogger(name).setLevel(number)
     logging.captureWarnings(True)
     return console
+
+
+class _LastErrors(logging.Handler):
+    """Keeps what went wrong with the daemon itself, for `laned status`; a request that failed is a warning only."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        # A person reads the last few; the log has them all.
+        self.seen: deque[dict[str, Any]] = deque(maxlen=5)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append({"time": _time(record), "level": record.levelname.lower(), "message": record.getMessage()})
+
+
+_last_errors = _LastErrors()
+
+
+def last_errors() -> list[dict[str, Any]]:
+    """The last errors since the start, the latest last: {"time", "level", "message"}."""
+    return list(_last_errors.seen)
 
 
 def fields(**values: object) -> dict[str, Any]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from lanes.lane import Engine, EngineFailed, EngineGauges, Step
 from lanes.thread import ModelThread
 from scheduler.metrics import Metrics
+from scheduler.notify import Notifier
+from scheduler.request import Request
 from scheduler.scheduler import BatchScheduler
+from store.checkpoint import Destination
+from store.store import Store
 
 # The engine is read between two steps, so reading it costs the next one a round trip between threads (0.3 ms).
 GAUGES_EVERY_S = 1.0
@@ -16,16 +22,33 @@ GAUGES_EVERY_S = 1.0
 class Loop:
     """Drives the engine by the scheduler's plans and tells requests, metrics and log what happened."""
 
-    def __init__(self, scheduler: BatchScheduler, engine: Engine, thread: ModelThread, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        scheduler: BatchScheduler,
+        engine: Engine,
+        thread: ModelThread,
+        metrics: Metrics,
+        notifier: Notifier | None = None,
+    ) -> None:
+        """notifier: fed each time the model's thread has answered."""
         self.scheduler = scheduler
         self.engine = engine
         self.thread = thread
         self.metrics = metrics
         self.gauges: EngineGauges | None = None
         self.failure: str | None = None
+        self._beat_s = trio.current_time()
+        self._notifier = notifier or Notifier()
         self._gauges_read_s = float("-inf")
         self._work = trio.Event()
         self._idle = trio.Event()
+        # As many as there are rows at most.
+        self._recalls = trio.open_memory_channel[tuple[Request, tuple[Destination, ...]]](math.inf)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the model's thread has not answered; it has made the engine a moment before the loop was."""
+        return trio.current_time() - self._beat_s
 
     def wake(self) -> None:
         """There is something to do: called after each submit and cancel."""
@@ -52,8 +75,20 @@ class Loop:
         except EngineFailed as error:
             self.failure = str(error)
             self.scheduler.fail_all("model_failed", f"the engine has failed: {error}", trio.current_time())
+            self.scheduler.turn_failed()
             self._idle.set()
             raise
+
+    async def run_recalls(self, store: Store) -> None:
+        """Read what is remembered into the memory of rows that wait for it, one after the other, until cancelled."""
+        async for request, destinations in self._recalls[1]:
+            assert request.found is not None
+            whole = await store.fill(request.found, destinations)
+            rate = self.scheduler.prompt_rate.tokens_per_s
+            if whole and rate is not None:
+                self.metrics.store_saved(request.found.tokens / rate)
+            self.scheduler.filled(request, whole)
+            self.wake()
 
     async def _turn(self, step: Step) -> None:
         now_s = trio.current_time()
@@ -61,23 +96,44 @@ class Loop:
             request = self.scheduler.requests[spec.row_id]
             self.metrics.admitted(now_s - request.times.arrived_s)
         result = await self.thread.run(self.engine.step, step)
+        self._beat()
         now_s = trio.current_time()
         self.metrics.step(result)
         for request, since_s in self.scheduler.apply(step, result, now_s):
             if since_s is None:
-                self.metrics.first_token(now_s - request.times.arrived_s, len(request.wish.prompt))
+                used = request.usage()
+                self.metrics.first_token(
+                    now_s - request.times.arrived_s,
+                    used.prompt_tokens,
+                    used.cached_memory_tokens,
+                    used.cached_disk_tokens,
+                )
             else:
                 self.metrics.token(since_s)
+        for recall in self.scheduler.to_fill(result):
+            self._recalls[0].send_nowait(recall)
         if now_s - self._gauges_read_s >= GAUGES_EVERY_S:
             await self._read_gauges()
 
     async def _rest(self) -> None:
         self.scheduler.check()
-        await self.thread.run(self.engine.check)
+        if not self.scheduler.requests:  # otherwise rows wait for what is read into them
+            await self.thread.run(self.engine.check)
         await self._read_gauges()
         self._idle.set()
-        await self._work.wait()
+        while not self._work.is_set():
+            self._beat()
+            with trio.move_on_after(self._notifier.beat_s) as nap:
+                await self._work.wait()
+            if nap.cancelled_caught:
+                # Whether the model's thread still answers, only a question to it can tell.
+                await self._read_gauges()
         self._work, self._idle = trio.Event(), trio.Event()
+
+    def _beat(self) -> None:
+        """The model's thread has just answered."""
+        self._beat_s = trio.current_time()
+        self._notifier.alive()
 
     async def _read_gauges(self) -> None:
         self.gauges = await self.thread.run(self.engine.gauges)

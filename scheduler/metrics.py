@@ -13,10 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lanes.lane import EngineGauges, ModelInfo, StepResult
+from scheduler.recent import Recent
+from scheduler.store_metrics import store_metrics
+from store.store import StoreStats
 
 # How a request ends: its finish reason, or what kept it from one. Every request that arrived ends in one of them.
 OUTCOMES = ("stop", "length", "cancelled", "failed", "refused")
@@ -29,22 +32,40 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 
 
+# Where what a prompt needs came from.
+SOURCES = ("computed", "memory", "disk")
+
+
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the gauges show, read at one moment. engine is None until the model is loaded."""
+    """What is read from its owner at one moment. engine is None until the model is loaded, store where there is none.
+
+    heartbeat_unix_s: when the model's thread last answered.
+    """
 
     running: int = 0
     waiting: int = 0
     prefilling: int = 0
+    aside: int = 0
+    max_rows: int = 0
     connections: int = 0
+    heartbeat_unix_s: float = 0.0
     engine: EngineGauges | None = None
+    store: StoreStats | None = None
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[Readings], int]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[Readings], float]], ...] = (
     ("laned_requests_running", "Requests that are being decoded.", lambda now: now.running),
     ("laned_requests_waiting", "Requests in the queue.", lambda now: now.waiting),
     ("laned_requests_prefilling", "Requests whose prompt is being processed.", lambda now: now.prefilling),
+    ("laned_requests_set_aside", "Requests taken out of the lane until memory has room.", lambda now: now.aside),
+    ("laned_rows_limit", "Requests that are decoded together at most.", lambda now: now.max_rows),
     ("laned_connections_open", "Connections to the socket.", lambda now: now.connections),
+    (
+        "laned_heartbeat_timestamp_seconds",
+        "When the model's thread last answered, in Unix time.",
+        lambda now: now.heartbeat_unix_s,
+    ),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineGauges], int]], ...] = (
     ("laned_slots", "Slots that the lane's arrays have room for.", lambda now: now.slots),
@@ -64,15 +85,18 @@ class _Gauges(Collector):
     def __init__(self, read: Callable[[], Readings]) -> None:
         self._read = read
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        return [GaugeMetricFamily(name, said) for name, said, _ in (*_GAUGES, *_ENGINE_GAUGES)]
+    def describe(self) -> Iterable[Metric]:
+        yield from (GaugeMetricFamily(name, said) for name, said, _ in (*_GAUGES, *_ENGINE_GAUGES))
+        yield from store_metrics(StoreStats())
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         now = self._read()
         yield from (GaugeMetricFamily(name, said, value=value(now)) for name, said, value in _GAUGES)
         if now.engine is not None:
             for name, said, gauge in _ENGINE_GAUGES:
                 yield GaugeMetricFamily(name, said, value=gauge(now.engine))
+        if now.store is not None:
+            yield from store_metrics(now.store)
 
 
 class Metrics:
@@ -95,8 +119,8 @@ class Metrics:
         requests = counter("laned_requests_total", "Requests that have ended.", "outcome")
         self._ended = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
         self._received = counter("laned_requests_received_total", "Requests that have come in.")
-        self._prompt_tokens = counter("laned_prompt_tokens_total", "Tokens of prompts whose answer has begun.")
-        self._cached_tokens = counter("laned_prompt_tokens_cached_total", "Those of them that were remembered.")
+        prompts = counter("laned_prompt_tokens_total", "Tokens of prompts whose answer has begun, by source.", "source")
+        self._prompt_tokens = {source: prompts.labels(source) for source in SOURCES}
         self._generated = counter("laned_generation_tokens_total", "Tokens generated.")
         self._first_s = histogram("laned_time_to_first_token_seconds", "From arrival to the first token.", _WAIT_S)
         self._interval_s = histogram("laned_inter_token_latency_seconds", "Between two tokens of a request.", _STEP_S)
@@ -109,7 +133,13 @@ class Metrics:
         self._step_prompt = counter("laned_prefill_tokens_total", "Tokens of prompts that steps have processed.")
         self._connections = counter("laned_connections_total", "Connections that were accepted.")
         self._refused = counter("laned_connections_refused_total", "Connections that were cut, by reason.", "reason")
+        queries = counter("laned_store_queries_total", "Prompts looked up in the store, by result.", "result")
+        self._queries = {result: queries.labels(result) for result in ("hit", "miss")}
+        self._saved_s = counter("laned_store_saved_seconds_total", "Processing that restored prompts did not take.")
+        self.recent = Recent()
         self._model = Info("laned_model", "The model being served.", registry=registry)
+        self._device = Gauge("laned_device_memory_bytes", "Memory of the device, for everything.", registry=registry)
+        self._weights = Gauge("laned_weight_bytes", "Memory of the model's weights.", registry=registry)
         self._ready = Gauge("laned_model_loaded", "Whether the model is loaded.", registry=registry)
         Info("laned_build", "Versions of the daemon and of what it stands on.", registry=registry).info(_versions())
 
@@ -121,18 +151,21 @@ class Metrics:
         """It has left the queue."""
         self._queue_s.observe(queued_s)
 
-    def first_token(self, ttft_s: float, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        """Its first token is there. cached_tokens: those of its prompt that needed no processing."""
+    def first_token(self, ttft_s: float, prompt_tokens: int, from_memory: int = 0, from_disk: int = 0) -> None:
+        """Its first token is there. from_memory, from_disk: tokens of its prompt that were remembered there."""
         self._generated.inc()
         self._first_s.observe(ttft_s)
-        self._prompt_tokens.inc(prompt_tokens)
         self._prompt_len.observe(prompt_tokens)
-        self._cached_tokens.inc(cached_tokens)
+        self._prompt_tokens["computed"].inc(prompt_tokens - from_memory - from_disk)
+        self._prompt_tokens["memory"].inc(from_memory)
+        self._prompt_tokens["disk"].inc(from_disk)
+        self.recent.first_token(ttft_s, from_memory, from_disk)
 
     def token(self, interval_s: float) -> None:
         """One more token, so long after the one before it. Called for every row and step: a few microseconds."""
         self._generated.inc()
         self._interval_s.observe(interval_s)
+        self.recent.token(interval_s)
 
     def finished(self, outcome: str, total_s: float, completion_tokens: int = 0) -> None:
         """It has ended, in one of OUTCOMES. Its latency counts only where it was answered to the end."""
@@ -149,11 +182,22 @@ class Metrics:
             self._step_rows.observe(result.rows_decoded)
         if result.chunk_tokens:
             self._step_prompt.inc(result.chunk_tokens)
+        self.recent.step(result)
+
+    def store_asked(self, *, hit: bool) -> None:
+        """A prompt was looked up in the store; hit: some of it will be restored."""
+        self._queries["hit" if hit else "miss"].inc()
+
+    def store_saved(self, seconds: float) -> None:
+        """A prompt was recalled that would have taken so long to process."""
+        self._saved_s.inc(seconds)
 
     def loaded(self, info: ModelInfo) -> None:
         """The model is there."""
         names = ("name", "model_type", "lane", "dtype", "backend", "blas")
         self._model.info({name: str(getattr(info, name)) for name in names})
+        self._device.set(info.memory_bytes)
+        self._weights.set(info.weight_bytes)
         self._ready.set(1)
 
     def connected(self) -> None:

@@ -17,9 +17,16 @@ from store.framing import FRAME_BYTES
 
 
 def _option(
-    kind: Kind, default: Any, group: str, metavar: str, help: str, aliases: tuple[str, ...] = (), required: bool = False
+    kind: Kind,
+    default: Any,
+    group: str,
+    metavar: str,
+    help: str,
+    aliases: tuple[str, ...] = (),
+    required: bool = False,
+    reloads: bool = False,
 ) -> Any:
-    metadata = {"kind": kind, "group": group, "metavar": metavar, "help": help, "aliases": aliases}
+    metadata = {"kind": kind, "group": group, "metavar": metavar, "help": help, "aliases": aliases, "reloads": reloads}
     if required:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default_factory=lambda: default, metadata=metadata)
@@ -55,7 +62,12 @@ class Options:
         "Jinja template for chats, a file or the text (default: the model's)",
     )
     chat_template_args: Mapping[str, Any] = _option(
-        values.json_map(), _NO_ARGS, "model", "JSON", 'arguments for the chat template, as {"enable_thinking": false}'
+        values.json_map(),
+        _NO_ARGS,
+        "model",
+        "JSON",
+        'arguments for the chat template, as {"enable_thinking": false}',
+        reloads=True,
     )
     max_model_len: int | None = _option(
         values.whole(2), None, "model", "TOKENS", "longest prompt with its answer (default: the model's own limit)"
@@ -74,6 +86,7 @@ class Options:
         "defaults of requests",
         "TOKENS",
         "longest answer where a request sets no limit",
+        reloads=True,
     )
     temperature: float = _option(
         values.number("a number from 0 to 100", lambda value: 0 <= value <= 100),
@@ -82,6 +95,7 @@ class Options:
         "T",
         "sampling temperature; 0 takes the likeliest token",
         aliases=("temp",),
+        reloads=True,
     )
     top_p: float = _option(
         values.number("a number above 0 and at most 1", lambda value: 0 < value <= 1),
@@ -89,9 +103,15 @@ class Options:
         "defaults of requests",
         "P",
         "sample from the likeliest tokens that make up this probability; 1 is off",
+        reloads=True,
     )
     top_k: int = _option(
-        values.whole(0, 2**31 - 1), 0, "defaults of requests", "K", "sample from this many likeliest tokens; 0 is off"
+        values.whole(0, 2**31 - 1),
+        0,
+        "defaults of requests",
+        "K",
+        "sample from this many likeliest tokens; 0 is off",
+        reloads=True,
     )
     min_p: float = _option(
         values.number("a number from 0 to 1", lambda value: 0 <= value <= 1),
@@ -99,6 +119,7 @@ class Options:
         "defaults of requests",
         "P",
         "leave out tokens less likely than this part of the likeliest one; 0 is off",
+        reloads=True,
     )
     max_rows: int = _option(
         values.whole(1, 4096),
@@ -110,7 +131,12 @@ class Options:
     )
     # A queue this long is minutes of work already; a client does better to hear so at once than to wait at its end.
     max_queue: int = _option(
-        values.whole(0), 256, "scheduling", "N", "requests that may wait for a row; more are refused, to be tried again"
+        values.whole(0),
+        256,
+        "scheduling",
+        "N",
+        "requests that may wait for a row; more are refused, to be tried again",
+        reloads=True,
     )
     kv_bits: int | None = _option(
         values.one_of_numbers(4, 8),
@@ -138,7 +164,12 @@ class Options:
         "compile decode steps; auto does where it was measured to be faster",
     )
     prefill_step_size: int = _option(
-        values.whole(1), 2048, "scheduling", "TOKENS", "tokens of a prompt that are processed at once at most"
+        values.whole(1),
+        2048,
+        "scheduling",
+        "TOKENS",
+        "tokens of a prompt that are processed at once at most",
+        reloads=True,
     )
     max_stall_ms: float = _option(
         values.number("a number of milliseconds above 0", lambda value: value > 0),
@@ -146,6 +177,7 @@ class Options:
         "scheduling",
         "MS",
         "how long decoding may wait for a piece of somebody's prompt, or eight decode steps if those take longer",
+        reloads=True,
     )
     drain_timeout: float = _option(
         values.number("a number of seconds of at least 0", lambda value: value >= 0),
@@ -153,28 +185,112 @@ class Options:
         "scheduling",
         "SECONDS",
         "how long a SIGTERM lets running requests go on",
+        reloads=True,
+    )
+    prompt_cache_bytes: int | None = _option(
+        values.size(1 << 50, least_bytes=0),
+        None,
+        "what is remembered",
+        "SIZE",
+        "memory for what was processed before, 0 for none (default: a tenth of the device's)",
+    )
+    demote_idle: float | None = _option(
+        values.seconds(),
+        None,
+        "what is remembered",
+        "SECONDS",
+        "leave to the disk what memory holds unused for so long (default: what memory has room for stays)",
+    )
+    store: str | None = _option(
+        values.text("a folder"),
+        None,
+        "what is remembered",
+        "DIR",
+        "folder on an SSD for what was processed, so that it outlives the daemon (default: memory alone)",
+    )
+    store_max: int = _option(
+        values.size(1 << 60),
+        20 << 30,
+        "what is remembered",
+        "SIZE",
+        "all files in that folder together; what was not used for longest goes first",
+        aliases=("store-max-bytes",),
+    )
+    store_min_free: int = _option(
+        values.size(1 << 60, least_bytes=0),
+        5 << 30,
+        "what is remembered",
+        "SIZE",
+        "space that is left free on the folder's disk",
+    )
+    store_queue_bytes: int = _option(
+        values.size(1 << 50),
+        1 << 30,
+        "what is remembered",
+        "SIZE",
+        "memory for what waits to be written; beyond it the oldest is given up",
+    )
+    store_verify: bool = _option(
+        values.switch(), False, "what is remembered", "", "check the bytes too whenever something is read back"
+    )
+    store_read_only: bool = _option(
+        values.switch(), False, "what is remembered", "", "read the folder, which another daemon may be writing to"
+    )
+    store_socket: str | None = _option(
+        values.text("a path"),
+        None,
+        "what is remembered",
+        "PATH",
+        "socket of a `laned store serve` that keeps the folder, for several daemons together, in place of --store",
     )
     socket: str | None = _option(
         values.text("a path"),
         None,
         "clients",
         "PATH",
-        "Unix socket to listen on (default: $XDG_RUNTIME_DIR/laned.sock)",
+        "Unix socket to listen on (default: $XDG_RUNTIME_DIR/laned.sock); one from systemd or launchd goes first",
     )
-    hello_timeout: float = _option(values.seconds(), 5.0, "clients", "SECONDS", "cut a client that does not say hello")
+    allow_user: tuple[str, ...] = _option(
+        values.names("users' names or numbers, with commas between them (in a file, a list)"),
+        (),
+        "clients",
+        "NAMES",
+        "users who may connect beside our own and root, with commas between them",
+    )
+    allow_group: tuple[str, ...] = _option(
+        values.names("groups' names or numbers, with commas between them (in a file, a list)"),
+        (),
+        "clients",
+        "NAMES",
+        "groups whose members may connect, with commas between them",
+    )
+    hello_timeout: float = _option(
+        values.seconds(), 5.0, "clients", "SECONDS", "cut a client that does not say hello", reloads=True
+    )
     client_timeout: float = _option(
         values.seconds(),
         30.0,
         "clients",
         "SECONDS",
         "cut a client that reads nothing for so long while answers wait for it",
+        reloads=True,
     )
     # One delta may come to hold all that waits for a client, and a frame holds no more.
     outbox_bytes: int = _option(
-        values.size(FRAME_BYTES), FRAME_BYTES, "clients", "SIZE", "what may wait for one client before it is cut"
+        values.size(FRAME_BYTES),
+        FRAME_BYTES,
+        "clients",
+        "SIZE",
+        "what may wait for one client before it is cut",
+        reloads=True,
     )
     max_requests_per_connection: int = _option(
-        values.whole(1), 256, "clients", "N", "requests that may run on one connection at a time"
+        values.whole(1),
+        256,
+        "clients",
+        "N",
+        "requests that may run on one connection at a time",
+        reloads=True,
     )
     metrics_port: int | None = _option(
         values.whole(0, 65535),
@@ -187,7 +303,12 @@ class Options:
         values.text("a host's name or address"), "127.0.0.1", "metrics and logs", "HOST", "address of /metrics"
     )
     log_format: str = _option(
-        values.choice("text", "json"), "text", "metrics and logs", "FORMAT", "text for people or json for machines"
+        values.choice("text", "json"),
+        "text",
+        "metrics and logs",
+        "FORMAT",
+        "text for people or json for machines",
+        reloads=True,
     )
     log_level: str = _option(
         values.choice("debug", "info", "warning", "error"),
@@ -195,6 +316,7 @@ class Options:
         "metrics and logs",
         "LEVEL",
         "debug, info, warning or error",
+        reloads=True,
     )
     log_prompts: bool = _option(
         values.switch(),
@@ -202,6 +324,7 @@ class Options:
         "metrics and logs",
         "",
         "write prompts and answers into the log; off, as they are private",
+        reloads=True,
     )
     blas: str = _option(
         values.text("auto, off or a library's path"),
@@ -217,7 +340,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A line of the table. name and aliases are written with dashes; field is the name in Options."""
+    """A line of the table. name and aliases are written with dashes; field is the name in Options. reloads: whether a
+    running daemon takes a new value from its file on SIGHUP."""
 
     name: str
     field: str
@@ -228,6 +352,7 @@ class Option:
     help: str
     group: str
     aliases: tuple[str, ...]
+    reloads: bool
 
     @property
     def described(self) -> str:

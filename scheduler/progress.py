@@ -1,4 +1,5 @@
-"""How far the loading of the model is: a bar on a terminal, a line for each phase elsewhere."""
+"""How far the loading of the model is: a bar on a terminal, a line for each phase elsewhere, and a status line for the
+service manager."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from scheduler.notify import Notifier
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +21,9 @@ class LoadingStopped(Exception):
 class LoadProgress:
     """Is told by the model's thread; stop() may be called from any other."""
 
-    def __init__(self, console: Console | None) -> None:
+    def __init__(self, console: Console | None, notifier: Notifier | None = None) -> None:
         """console: where to draw, None where nobody looks."""
+        self._notifier = notifier or Notifier()
         self._bar = console and Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -40,6 +44,7 @@ class LoadProgress:
     def __call__(self, done_bytes: int, total_bytes: int, phase: str) -> None:
         if self._stopped:
             raise LoadingStopped
+        self._notifier.loading(phase, done_bytes, total_bytes)
         if phase != self._phase:
             self._phase = phase
             logger.debug("loading: %s", phase)

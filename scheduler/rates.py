@@ -11,6 +11,23 @@ STEPS_WORTH = 8
 WEIGHT = 0.2
 
 
+def _moved(before: float | None, measured: float) -> float:
+    """A running mean after one more measurement."""
+    return measured if before is None else before + WEIGHT * (measured - before)
+
+
+class PromptRate:
+    """How fast prompts are processed, from chunks that no step ran beside. tokens_per_s: None before the first."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+
+    def observe(self, result: StepResult) -> None:
+        if result.rows_decoded or result.chunk_tokens < SMALLEST_CHUNK_TOKENS or not result.seconds:
+            return
+        self.tokens_per_s = _moved(self.tokens_per_s, result.chunk_tokens / result.seconds)
+
+
 class ChunkSize:
     """Tokens of prompt to process between two decode steps.
 
@@ -23,20 +40,34 @@ class ChunkSize:
         self.max_stall_s = max_stall_s
         self._tokens = float(min(largest_tokens, 256))
         self._decode_s: float | None = None
+        self._token_s: float | None = None
+
+    @property
+    def decode_s(self) -> float:
+        """What a decode step takes; 0 as long as none was measured."""
+        return self._decode_s or 0.0
+
+    @property
+    def stall_s(self) -> float:
+        """What a chunk of `tokens` may take."""
+        return max(self.max_stall_s, STEPS_WORTH * self.decode_s)
+
+    def seconds(self, tokens: int) -> float:
+        """What a chunk of so many takes beside a step; 0 as long as none was measured."""
+        return tokens * (self._token_s or 0.0)
 
     def observe(self, result: StepResult) -> None:
         """Learn from a turn: a decode step alone tells its own cost, one behind a chunk the chunk's."""
         if not result.rows_decoded:
             return
         if not result.chunk_tokens:
-            before = result.seconds if self._decode_s is None else self._decode_s
-            self._decode_s = before + WEIGHT * (result.seconds - before)
+            self._decode_s = _moved(self._decode_s, result.seconds)
         elif self._decode_s is not None:
             chunk_s = max(result.seconds - self._decode_s, 1e-4)
-            stall_s = max(self.max_stall_s, STEPS_WORTH * self._decode_s)
-            if result.chunk_tokens < self.tokens(rows_decoding=True) and chunk_s <= stall_s:
+            self._token_s = _moved(self._token_s, chunk_s / result.chunk_tokens)
+            if result.chunk_tokens < self.tokens(rows_decoding=True) and chunk_s <= self.stall_s:
                 return  # the end of a prompt, in time: it says nothing of a whole chunk
-            fitting = self._tokens * stall_s / chunk_s
+            fitting = self._tokens * self.stall_s / chunk_s
             # One odd measurement (another program on the machine) may not move the size far.
             fitting = min(max(fitting, self._tokens / 2), self._tokens * 2)
             self._tokens += WEIGHT * (fitting - self._tokens)

@@ -6,14 +6,17 @@ already dispatched leaves at once; the token itself arrives a turn later.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator
 
-from lanes.lane import Chunk, Step, StepResult
+from lanes.lane import Freeze, Logprob, Step, StepResult
 from scheduler.budget import HEADROOM_TOKENS, UNLIMITED, Budget
+from scheduler.chunks import ChunkPlan
 from scheduler.errors import Overloaded
-from scheduler.rates import ChunkSize
+from scheduler.rates import ChunkSize, PromptRate
+from scheduler.remembering import Remembering
 from scheduler.request import Request, State
+from store.checkpoint import Destination
 
 # When a row will be free is not known; a client that asks again once a second is no burden.
 RETRY_AFTER_S = 1.0
@@ -29,18 +32,27 @@ class BatchScheduler:
         chunk_size: ChunkSize,
         budget: Budget = UNLIMITED,
         shared_prompt_tokens: int = 0,
+        remembering: Remembering | None = None,
     ) -> None:
         self.max_rows = max_rows
         self.max_queue = max_queue
         self.chunk_size = chunk_size
         self.budget = budget
-        self.shared_prompt_tokens = shared_prompt_tokens
+        self._chunks = ChunkPlan(chunk_size, shared_prompt_tokens)
+        self.remembering = remembering
+        self.prompt_rate = PromptRate()
         self.requests: dict[int, Request] = {}
-        self._queue: deque[Request] = deque()
+        self._queue: list[Request] = []
+        self._recalling: dict[int, Request] = {}
         self._prompts: dict[int, Request] = {}
         self._merged: dict[int, Request] = {}
         self._aside: dict[int, Request] = {}
-        self._leaving: list[int] = []
+        self._leaving: list[Request] = []
+        # Of the turn that is under way, the rows that its step feeds; they may have ended meanwhile.
+        self._stepped: list[Request] = []
+        # Rows whose memory is being read into; they may have ended meanwhile.
+        self._filling: dict[int, Request] = {}
+        self._filled: list[tuple[Request, bool]] = []
         self._unread = False
 
     @property
@@ -49,7 +61,7 @@ class BatchScheduler:
 
     @property
     def num_prefilling(self) -> int:
-        return len(self._prompts)
+        return len(self._prompts) + len(self._recalling)
 
     @property
     def num_decoding(self) -> int:
@@ -59,16 +71,22 @@ class BatchScheduler:
     def num_aside(self) -> int:
         return len(self._aside)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises Overloaded when the queue is full."""
-        free = 0 if self._aside else self.max_rows - len(self._prompts) - len(self._merged)
-        if len(self._queue) >= self.max_queue + max(free, 0):
+    @property
+    def under_way(self) -> list[Request]:
+        """Requests beyond the queue, in the order of their arrival."""
+        return [request for request in self.requests.values() if request.state is not State.WAITING]
+
+    def submit(self, *requests: Request) -> None:
+        """Queue a request, or several answers' to one prompt. Raises Overloaded when the queue is too full for all."""
+        free = 0 if self._aside else self.max_rows - self.num_prefilling - len(self._merged)
+        if len(self._queue) + len(requests) > self.max_queue + max(free, 0):
             raise Overloaded(
                 f"{len(self._queue)} requests wait already, which is the limit (--max-queue); try again later",
                 RETRY_AFTER_S,
             )
-        self.requests[request.row_id] = request
-        self._queue.append(request)
+        for request in requests:
+            self.requests[request.row_id] = request
+            insort(self._queue, request, key=lambda request: request.rank)
 
     def cancel(self, row_id: int, now_s: float) -> None:
         """End a request, in whatever state. One that has ended already is left as it is."""
@@ -83,25 +101,41 @@ class BatchScheduler:
             request.fail(code, message, now_s)
             self._retire(request)
 
+    def _end_late(self, now_s: float) -> None:
+        for request in [request for request in self.requests.values() if request.is_late(now_s)]:
+            request.fail("timed_out", f"there is no whole answer within {request.wish.timeout_s:g} s", now_s)
+            self._retire(request)
+
     def plan(self, now_s: float) -> Step | None:
         """The next turn, or None when there is nothing to do."""
-        leave = tuple(self._leaving) + tuple(self._pop_spent())
+        self._end_late(now_s)
+        leave = [*self._leaving, *self._pop_spent()]
         self._leaving.clear()
+        freeze = [*self._freeze_leaving(leave), *self._freeze_prompts()]
         set_aside = tuple(self._set_aside())
         bring_back = () if set_aside else tuple(self._bring_back())
-        admit = tuple(self._admit(now_s))
+        recalled = tuple(self._begin_recalled())
+        admit = tuple(self._admit(now_s, leave))
         merge = [request for request in self._prompts.values() if request.num_prompt_left == 0]
+        fork = [request for request in self._prompts.values() if request.leader in merge and request not in merge]
+        for request in fork:
+            request.take_over()
+        merge += fork
         for request in merge:
             del self._prompts[request.row_id]
             self._merged[request.row_id] = request
             request.advance(State.DECODING)
-        chunk, sharing = self._next_chunk()
-        if not (leave or set_aside or admit or chunk or self._merged or self._unread):
+        self._stepped = list(self._merged.values())
+        chunk, sharing = self._chunks.next(self._leaders(), len(self._merged))
+        if not (leave or set_aside or admit or recalled or chunk or self._merged or self._unread):
             return None
         return Step(
-            leave=leave,
+            freeze=tuple(freeze),
+            leave=tuple(request.row_id for request in leave),
             set_aside=set_aside,
             admit=tuple(request.spec for request in admit),
+            recalled=recalled,
+            fork=tuple((request.leader.row_id, request.row_id) for request in fork if request.leader),
             merge=tuple(request.row_id for request in merge),
             bring_back=bring_back,
             chunk=chunk,
@@ -115,18 +149,26 @@ class BatchScheduler:
         """
         self._unread = result.in_flight
         self.chunk_size.observe(result)
-        for request in self._merged.values():
+        self.prompt_rate.observe(result)
+        if self.remembering:
+            self.remembering.book(result)
+        for request in self._stepped:
             request.num_dispatched += 1
-        if step.chunk and step.chunk.row_id in self._prompts:
-            self._prompts[step.chunk.row_id].num_processed = step.chunk.stop
+        # These ended while the turn ran, and are told nothing of it; what their rows hold is still to be known.
+        ended = {request.row_id: request for request in self._leaving}
+        prompts = {**self._prompts, **ended}
+        if step.chunk and step.chunk.row_id in prompts:
+            prompts[step.chunk.row_id].process(step.chunk.stop, step.chunk.save)
         for row_id in step.sharing:
-            if row_id in self._prompts:
-                self._prompts[row_id].num_processed = len(self._prompts[row_id].wish.prompt) - 1
-        for row_id, token in result.tokens:
+            if row_id in prompts:
+                prompts[row_id].process(len(prompts[row_id].wish.prompt) - 1)
+        for row_id, token, logprob in _drawn(result):
             if row_id not in self.requests:
-                continue  # it ended while this step ran
+                if row_id in ended:
+                    ended[row_id].generated.append(token)
+                continue
             request = self.requests[row_id]
-            since_s = request.take_token(token, now_s)
+            since_s = request.take_token(token, now_s, logprob)
             if request.state is State.FINISHED:
                 self._retire(request)
             yield request, since_s
@@ -136,35 +178,81 @@ class BatchScheduler:
                 failed.fail("model_failed", reason, now_s)
                 self._retire(failed)
 
+    def turn_failed(self) -> None:
+        """The turn that was planned is not carried out, and none will be any more."""
+        if self.remembering:
+            self.remembering.drop()
+
+    def to_fill(self, result: StepResult) -> Iterator[tuple[Request, tuple[Destination, ...]]]:
+        """Rows that the engine has made memory for, to be read into it; filled() is to be told how that went."""
+        for row_id, destinations in result.destinations:
+            if row_id in self._recalling:
+                self._filling[row_id] = self._recalling[row_id]
+                yield self._recalling[row_id], destinations
+
+    def filled(self, request: Request, whole: bool) -> None:
+        """What was known of a row has been read, or could not be."""
+        del self._filling[request.row_id]
+        if request.row_id in self._recalling:
+            self._filled.append((request, whole))
+        else:
+            request.forget_found()
+
+    def _begin_recalled(self) -> Iterator[tuple[int, bool]]:
+        for request, whole in self._filled:
+            if self._recalling.pop(request.row_id, None) is None:
+                continue  # it has ended since
+            self._begin_prompt(request, whole)
+            yield request.row_id, whole
+        self._filled.clear()
+
+    def _begin_prompt(self, request: Request, is_recalled: bool) -> None:
+        self._prompts[request.row_id] = request
+        request.begin_prompt(is_recalled)
+        if self.remembering:
+            self.remembering.plan_boundaries(request)
+
     def _retire(self, request: Request) -> None:
         """Forget a request that was told its end; its row leaves the engine with the next turn."""
         row_id = request.row_id
         del self.requests[row_id]
-        places = (self._prompts, self._merged, self._aside)
+        places = (self._recalling, self._prompts, self._merged, self._aside)
         if any(place.pop(row_id, None) for place in places):
-            self._leaving.append(row_id)
+            self._leaving.append(request)
         elif request in self._queue:
             self._queue.remove(request)
+            request.forget_found()
 
-    def _pop_spent(self) -> Iterator[int]:
+    def _pop_spent(self) -> Iterator[Request]:
         """Rows whose last token is dispatched: they need no further step."""
         spent = [request for request in self._merged.values() if request.num_dispatched >= request.wish.max_tokens]
         for request in spent:
             del self._merged[request.row_id]
-            yield request.row_id
+            yield request
+
+    def _freeze_leaving(self, leave: Iterable[Request]) -> tuple[Freeze, ...]:
+        """What rows that leave have computed and nobody knows yet. What was found for them is of use until then."""
+        frozen = tuple(self.remembering.freeze(leave)) if self.remembering else ()
+        for request in leave:
+            if request.row_id not in self._filling:
+                request.forget_found()
+        return frozen
+
+    def _freeze_prompts(self) -> tuple[Freeze, ...]:
+        return tuple(self.remembering.freeze_prompts(self._prompts.values())) if self.remembering else ()
 
     def _set_aside(self) -> Iterator[int]:
-        """The youngest rows of the lane, as long as the next step would need more than there is; one stays."""
+        """The last in rank of the lane, as long as the next step would need more than there is; one stays."""
         while len(self._merged) > 1 and not self.budget.fits(self._lane(), self._solo()):
-            request = max(self._merged.values(), key=lambda request: request.row_id)
+            request = max(self._merged.values(), key=lambda request: request.rank)
             del self._merged[request.row_id]
             self._aside[request.row_id] = request
             request.advance(State.ASIDE)
             yield request.row_id
 
     def _bring_back(self) -> Iterator[int]:
-        """The eldest rows that were set aside, as soon as they can stay for a while."""
-        for request in sorted(self._aside.values(), key=lambda request: request.row_id):
+        """The first in rank of those set aside, as soon as they can stay for a while."""
+        for request in sorted(self._aside.values(), key=lambda request: request.rank):
             others = [other.length for other in self._aside.values() if other is not request]
             lane = [length + HEADROOM_TOKENS for length in (*self._lane(), request.length)]
             if self._merged and not self.budget.fits(lane, [*self._prompt_lengths(), *others]):
@@ -174,72 +262,69 @@ class BatchScheduler:
             request.advance(State.DECODING)
             yield request.row_id
 
-    def _admit(self, now_s: float) -> Iterator[Request]:
-        """New rows in the order of their arrival, none while an elder one waits to come back."""
-        while self._queue and not self._aside and len(self._prompts) + len(self._merged) < self.max_rows:
-            request = self._queue[0]
-            # When all prompts under way are merged and the rows have gone on for a while.
-            lane = [length + HEADROOM_TOKENS for length in (*self._lane(), *self._prompt_lengths(), request.length)]
-            if len(lane) > 1 and not self.budget.fits(lane, [max(self._prompt_lengths(), default=request.length)]):
+    def _admit(self, now_s: float, leaving: Iterable[Request]) -> Iterator[Request]:
+        """New rows in the order of their rank, none while one waits to come back. Others pass a prompt that waits for
+        the same beginning of one that is under way, or of one that leaves now and is frozen."""
+        if self._aside:
+            return
+        for request in list(self._queue):
+            if not self._has_room_for(request):
                 return
-            self._queue.popleft()
-            request.advance(State.PREFILLING)
+            under_way = (*self._recalling.values(), *self._leaders(), *leaving)
+            if not request.follows and self.remembering and self.remembering.waits(request, under_way):
+                continue
+            self._queue.remove(request)
             request.times.admitted_s = now_s
-            self._prompts[request.row_id] = request
+            if (
+                not request.follows
+                and self.remembering
+                and self.remembering.recalls(request, self.prompt_rate.tokens_per_s)
+            ):
+                request.advance(State.RECALLING)
+                self._recalling[request.row_id] = request
+            else:
+                self._begin_prompt(request, is_recalled=False)
             yield request
+
+    def _has_room_for(self, request: Request) -> bool:
+        """A row is free, and memory enough for when all prompts under way are merged and have gone on for a while."""
+        if self.num_prefilling + len(self._merged) >= self.max_rows:
+            return False
+        lane = [length + HEADROOM_TOKENS for length in (*self._lane(), *self._prompt_lengths(), request.length)]
+        return len(lane) == 1 or self.budget.fits(lane, [max(self._prompt_lengths(), default=request.length)])
+
+    def _leaders(self) -> list[Request]:
+        """Those whose prompts have to be processed."""
+        return [request for request in self._prompts.values() if not request.follows]
 
     def _lane(self) -> list[int]:
         return [request.length for request in self._merged.values()]
 
     def _prompt_lengths(self) -> list[int]:
-        return [request.length for request in self._prompts.values()]
+        return [request.length for place in (self._prompts, self._recalling) for request in place.values()]
 
     def _solo(self) -> list[int]:
         return self._prompt_lengths() + [request.length for request in self._aside.values()]
 
-    def _next_chunk(self) -> tuple[Chunk | None, tuple[int, ...]]:
-        """A part of the prompt that has least left, and the other short prompts that share its pass.
-
-        A prompt that others have passed counts as that much shorter, so that each waits for no more than its own length
-        of theirs. Of equals, the one that came first.
-        """
-        request = min(self._prompts.values(), key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
-        if request is None:
-            return None, ()
-        most = self.chunk_size.tokens(rows_decoding=bool(self._merged))
-        size = min(most, request.num_prompt_left)
-        sharing = self._sharing(request, most)
-        for other in self._prompts.values():
-            if other is not request and other not in sharing:
-                other.num_passed_tokens += size * (1 + len(sharing))
-        chunk = Chunk(request.row_id, request.num_processed, request.num_processed + size)
-        return chunk, tuple(other.row_id for other in sharing)
-
-    def _sharing(self, first: Request, most_tokens: int) -> list[Request]:
-        """Other prompts, whole and short like the first, that fit into one pass with it when all are padded to the
-        longest."""
-
-        def is_short(request: Request) -> bool:
-            return request.num_processed == 0 and 0 < request.num_prompt_left <= self.shared_prompt_tokens
-
-        if not is_short(first):
-            return []
-        others = [request for request in self._prompts.values() if request is not first and is_short(request)]
-        chosen: list[Request] = []
-        longest = first.num_prompt_left
-        for request in sorted(others, key=lambda request: request.num_prompt_left):
-            longest = max(longest, request.num_prompt_left)
-            if longest * (len(chosen) + 2) > most_tokens:
-                break
-            chosen.append(request)
-        return chosen
-
     def check(self) -> None:
         """Every request is in exactly one place."""
-        places = [*(request.row_id for request in self._queue), *self._prompts, *self._merged, *self._aside]
+        held = (self._recalling, self._prompts, self._merged, self._aside)
+        places = [*(request.row_id for request in self._queue), *(row_id for place in held for row_id in place)]
         assert len(places) == len(set(places)), f"a request is in two places: {sorted(places)}"
         assert set(places) <= set(self.requests), f"rows {set(places) - set(self.requests)} have ended but have a place"
-        assert len(self._prompts) + len(self._merged) <= self.max_rows
+        assert self.num_prefilling + len(self._merged) <= self.max_rows
+        if self.remembering:
+            self.remembering.check()
         if not self.requests:
             assert not self._unread, "no request, but a step under way"
-            assert not self._leaving, f"no request, but rows {self._leaving} wait to leave"
+            assert not self._leaving, f"no request, but {len(self._leaving)} rows wait to leave"
+
+
+def _drawn(result: StepResult) -> Iterator[tuple[int, int, Logprob | None]]:
+    """(row id, token, what is told of it) in their order; a row may be in a result twice."""
+    told: dict[int, list[Logprob]] = {}
+    for row_id, logprob in result.logprobs:
+        told.setdefault(row_id, []).append(logprob)
+    for row_id, token in result.tokens:
+        of_row = told.get(row_id)
+        yield row_id, token, of_row.pop(0) if of_row else None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
-from lanes.lane import ModelInfo, Sampling
-from scheduler import log
+from lanes.lane import Grammar, ModelInfo
+from scheduler import log, reports
+from scheduler.chat import chat_of
 from scheduler.errors import Refused
 from scheduler.loop import Loop
 from scheduler.memory import resident_bytes
@@ -22,20 +23,13 @@ from scheduler.metrics import Metrics
 from scheduler.options import Options
 from scheduler.protocol import PROTOCOL_VERSION, Done, Error, Hello, Reply, Status, Submit
 from scheduler.request import Request, Wish
-from scheduler.text import Decoder, TextStream
+from scheduler.sampling import sampling_of, seed_of
+from scheduler.tokenizer import Tokenizer
+from scheduler.transcript import transcript_of
+from store.keeping import KeeperAway
+from store.store import Store
 
 logger = logging.getLogger(__name__)
-
-
-class Tokenizer(Protocol):
-    """The model's tokenizer and chat template; see lanes.tokenizer."""
-
-    eos_token_ids: frozenset[int]
-
-    def encode(self, text: str) -> list[int]: ...
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], /, **variables: Any) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-    def stream(self) -> Decoder: ...
 
 
 class Service:
@@ -60,6 +54,11 @@ class Service:
         self._row_ids = count(1)
         self._started_s = time.monotonic()
 
+    @property
+    def store(self) -> Store | None:
+        remembering = self.loop.scheduler.remembering
+        return remembering.store if remembering else None
+
     def hello(self) -> Hello:
         return Hello(version=PROTOCOL_VERSION, server=f"laned {self.version}", model=self.name)
 
@@ -68,13 +67,26 @@ class Service:
         arrived_s = trio.current_time()
         self.metrics.arrived()
         try:
-            if self.is_draining or self.loop.failure is not None:
-                raise Refused("shutting_down", "the daemon is shutting down: try again when it is back")
-            wish = self._wish(message, self._prompt(message))
-            text = TextStream(self.tokenizer.stream(), message.stop)
-            row_id = next(self._row_ids)
-            request = Request(row_id, wish, text, lambda said: self._tell(request, reply, said), arrived_s)
-            self.loop.scheduler.submit(request)
+            self._refuse_when_ending()
+            prompt = self._prompt(message)
+            wish = self._wish(message, prompt)
+            if wish.sampling.grammar is not None:
+                await self._check_grammar(wish.sampling.grammar)
+            requests = self._requests(message, wish, reply, arrived_s)
+            request = requests[0]
+            if self.store is not None and wish.reads_store:
+                request.found = await self.store.find(prompt, wish.namespace, len(prompt) - 1)
+                self.metrics.store_asked(hit=request.found.tokens > 0)
+            try:
+                self._refuse_when_ending()
+                self.loop.scheduler.submit(*requests)
+            except Refused:
+                request.forget_found()
+                raise
+        except trio.Cancelled:
+            self.metrics.finished("cancelled", trio.current_time() - arrived_s)
+            self.outcomes["cancelled"] += 1
+            raise
         except Refused as refused:
             self.metrics.finished("refused", trio.current_time() - arrived_s)
             self.outcomes["refused"] += 1
@@ -84,11 +96,55 @@ class Service:
             self.metrics.finished("failed", trio.current_time() - arrived_s)
             self.outcomes["failed"] += 1
             raise
+        for _ in requests[1:]:
+            self.metrics.arrived()
         self.loop.wake()
-        return row_id
+        return request.row_id
+
+    async def _check_grammar(self, grammar: Grammar) -> None:
+        try:
+            await trio.to_thread.run_sync(self.tokenizer.check_grammar, grammar)
+        except ValueError as error:
+            raise Refused("bad_request", f"structured_outputs: {error}") from error
+
+    def _requests(self, message: Submit, wish: Wish, reply: Callable[[Reply], None], arrived_s: float) -> list[Request]:
+        """One for each of the answers that are asked for; all but the first take over what that has processed."""
+        requests: list[Request] = []
+        for index in range(message.n):
+            own = wish
+            if message.n > 1:
+                sampling = replace(wish.sampling, seed=seed_of(wish.sampling.seed, index))
+                own = replace(wish, sampling=sampling, index=index)
+            requests.append(self._request(message, own, reply, arrived_s))
+            requests[-1].leader = requests[0] if index else None
+        return requests
+
+    def _request(self, message: Submit, wish: Wish, reply: Callable[[Reply], None], arrived_s: float) -> Request:
+        transcript = transcript_of(message, wish.prompt, self.tokenizer)
+        request = Request(
+            next(self._row_ids), wish, transcript, lambda said: self._tell(request, reply, said), arrived_s
+        )
+        return request
+
+    def _refuse_when_ending(self) -> None:
+        if self.is_draining or self.loop.failure is not None:
+            raise Refused("shutting_down", "the daemon is shutting down: try again when it is back")
+
+    async def flush(self) -> bool:
+        """See scheduler.connection.Service."""
+        if self.store is None or not self.store.is_kept:
+            return False
+        try:
+            await self.store.flush()
+        except KeeperAway:
+            return False
+        return True
 
     def cancel(self, row_id: int) -> None:
-        self.loop.scheduler.cancel(row_id, trio.current_time())
+        scheduler = self.loop.scheduler
+        following = [r.row_id for r in scheduler.requests.values() if r.leader and r.leader.row_id == row_id]
+        for each in (row_id, *following):
+            scheduler.cancel(each, trio.current_time())
         self.loop.wake()
 
     def _prompt(self, message: Submit) -> tuple[int, ...]:
@@ -101,10 +157,11 @@ class Service:
                     f"prompt_token_ids holds {outside}, but the model's ids are 0 to {self.info.vocab_size - 1}",
                 )
         elif message.messages is not None:
-            chat = [{"role": turn.role, "content": turn.content} for turn in message.messages]
-            variables = {**self.options.chat_template_args, **(message.chat_template_kwargs or {})}
+            chat = chat_of(message.messages)
+            if message.tools and message.tool_choice != "none" and not self.tokenizer.parts.can_call:
+                raise Refused("bad_request", "this model calls no functions, or not in a way that mlx-lm can parse")
             try:
-                prompt = tuple(self.tokenizer.encode_chat(chat, **variables))
+                prompt = tuple(self.tokenizer.encode_chat(chat, **self._variables(message)))
             except ValueError as error:
                 raise Refused("bad_request", str(error)) from error
         else:
@@ -120,16 +177,16 @@ class Service:
             )
         return prompt
 
+    def _variables(self, message: Submit) -> dict[str, Any]:
+        """The chat template's."""
+        variables = {**self.options.chat_template_args, **(message.chat_template_kwargs or {})}
+        if message.tools and message.tool_choice != "none":
+            variables["tools"] = list(message.tools)
+        return variables
+
     def _wish(self, message: Submit, prompt: tuple[int, ...]) -> Wish:
         options = self.options
-        sampling = Sampling(
-            temperature=_given(message.temperature, options.temperature),
-            top_p=_given(message.top_p, options.top_p),
-            top_k=_given(message.top_k, options.top_k),
-            min_p=_given(message.min_p, options.min_p),
-            seed=_given(message.seed, secrets.randbits(63)),
-        )
-        max_tokens = _given(message.max_tokens, options.max_tokens)
+        max_tokens = options.max_tokens if message.max_tokens is None else message.max_tokens
         if self.context_tokens is not None:
             max_tokens = min(max_tokens, self.context_tokens - len(prompt))
         budget = self.loop.scheduler.budget
@@ -141,7 +198,47 @@ class Service:
             )
         eos = frozenset[int]() if message.ignore_eos else self.tokenizer.eos_token_ids
         stops = eos.union(message.stop_token_ids)
-        return Wish(message.id, prompt, max_tokens, sampling, stops, message.stream)
+        sampling = sampling_of(
+            message,
+            options,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            vocabulary=self.info.vocab_size,
+            end_token_ids=stops,
+            # mlx-lm's choice of what XTC never leaves out.
+            spared=(*self.tokenizer.encode("\n"), *self.tokenizer.eos_token_ids) if message.xtc_probability else (),
+        )
+        return Wish(
+            message.id,
+            prompt,
+            max_tokens,
+            sampling,
+            stops,
+            message.stream,
+            priority=message.priority,
+            timeout_s=message.timeout_s,
+            namespace=message.cache_salt or "",
+            reads_store=message.cache in ("both", "read"),
+            writes_store=message.cache in ("both", "write"),
+            system_tokens=self._system_tokens(message, prompt),
+        )
+
+    def _system_tokens(self, message: Submit, prompt: tuple[int, ...]) -> int | None:
+        """How many tokens the prompt shares with every other chat that has the same system prompt, for models that
+        can be taken up only where their state was saved."""
+        turns = message.messages or ()
+        if self.store is None or self.info.remembers != "boundaries" or not turns or turns[0].role != "system":
+            return None
+        chats = [
+            [{"role": "system", "content": turns[0].content}, {"role": "user", "content": word}] for word in ("a", "1")
+        ]
+        variables = self._variables(message)
+        try:
+            one, other = (self.tokenizer.encode_chat(chat, **variables) for chat in chats)
+        except ValueError:
+            return None
+        parted = (at for at, tokens in enumerate(zip(one, other, prompt, strict=False)) if len(set(tokens)) > 1)
+        return next(parted, None)
 
     def _tell(self, request: Request, reply: Callable[[Reply], None], said: Reply) -> None:
         if isinstance(said, Done | Error):
@@ -161,6 +258,7 @@ class Service:
             finish=end.finish_reason if isinstance(end, Done) else end.code,
             prompt_tokens=len(request.wish.prompt),
             completion_tokens=request.num_generated,
+            cached_tokens=request.num_recalled,
             queued_s=timings.queued_s,
             ttft_s=timings.ttft_s,
             decode_s=timings.decode_s,
@@ -172,7 +270,7 @@ class Service:
     def status(self) -> Status:
         """The report of `laned status`: for people and dashboards, its keys are no part of the protocol."""
         scheduler, gauges = self.loop.scheduler, self.loop.gauges
-        info = self.info
+        info, now_s = self.info, trio.current_time()
         report: dict[str, Any] = {
             "version": self.version,
             "pid": os.getpid(),
@@ -207,14 +305,21 @@ class Service:
                 "prompt_tokens": self.tokens["prompt"],
                 "generated_tokens": self.tokens["generated"],
             },
-            "memory": {"rss_bytes": resident_bytes()},
+            "requests": [reports.under_way(request, now_s) for request in scheduler.under_way],
+            "recent": self.metrics.recent.report(),
+            "last_errors": log.last_errors(),
+            "memory": {"rss_bytes": resident_bytes(), "cache_limit_bytes": scheduler.budget.limit_bytes},
         }
+        if self.store is not None:
+            report["store"] = reports.store(self.store.stats())
         if gauges is not None:
             report["slots"] = {
                 "total": gauges.slots,
                 "used": gauges.slots_used,
                 "capacity_tokens": gauges.capacity_tokens,
                 "cache_bytes": gauges.cache_bytes,
+                "rows": list(gauges.row_ids),
+                "lengths": list(gauges.lengths),
             }
             report["memory"] |= {
                 "mlx_active_bytes": gauges.mlx_active_bytes,
@@ -222,7 +327,3 @@ class Service:
                 "mlx_peak_bytes": gauges.mlx_peak_bytes,
             }
         return Status(report=report)
-
-
-def _given(value: Any, default: Any) -> Any:
-    return default if value is None else value

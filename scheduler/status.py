@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -52,6 +52,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         ("slots", _slots(report.get("slots", {}))),
         ("totals", _totals(report.get("totals", {}))),
         ("memory", _memory(report.get("memory", {}))),
+        ("errors", _errors(report.get("last_errors", ()))),
     ):
         lines = [Text.assemble((f"{what} ", "dim"), printable(said)) for what, said in part]
         if lines:
@@ -117,6 +118,12 @@ def _memory(memory: Mapping[str, Any]) -> Iterator[Line]:
     ):
         if memory.get(key) is not None:
             yield what, size_of(memory[key])
+
+
+def _errors(errors: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
+    """The last ones, with the second in which they were."""
+    for error in errors:
+        yield str(error.get("time", "?"))[:19].replace("T", " "), str(error.get("message", "?"))
 
 
 def size_of(num_bytes: float) -> str:

@@ -29,9 +29,16 @@ class TextStream:
         self._held = ""
         self.stopped_by: str | None = None
 
-    def push(self, token_id: int) -> str:
-        """The text that may be shown after this token. Once stopped_by is set, the text has ended."""
-        return self._release(self._decoder.push(token_id))
+    def push(self, token_id: int, may_stop: bool = True) -> str:
+        """The text that may be shown after this token. Once stopped_by is set, the text has ended.
+
+        may_stop False: no stop string ends in what this token adds, nor begins in it.
+        """
+        piece = self._decoder.push(token_id)
+        if may_stop:
+            return self._release(piece)
+        piece, self._held = self._held + piece, ""
+        return piece
 
     def flush(self) -> str:
         """The rest, when no token follows."""
@@ -51,12 +58,12 @@ class TextStream:
             at, self.stopped_by = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self._held = ""
             return text[:at]
-        held = max(_overlap(text, stop) for stop in self._stops)
+        held = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of the text that is a beginning of the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if stop.startswith(text[len(text) - length :])), 0)

@@ -58,6 +58,16 @@ def text(noun: str) -> Kind:
     return Kind(noun, str, check)
 
 
+def names(noun: str) -> Kind:
+    """Several words: with commas between them in a flag, a list in a file."""
+
+    def check(value: Any) -> tuple[str, ...]:
+        _require(isinstance(value, list | tuple) and all(isinstance(name, str) and name.strip() for name in value))
+        return tuple(name.strip() for name in value)
+
+    return Kind(noun, lambda text: text.split(",") if text else [], check, ",".join)
+
+
 def choice(*choices: str) -> Kind:
     def check(value: Any) -> str:
         _require(isinstance(value, str) and value.lower() in choices)
@@ -86,20 +96,20 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 
 def _show_size(num_bytes: int) -> str:
-    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes % factor == 0:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes and num_bytes % factor == 0:
             return f"{num_bytes // factor}{unit}"
     return str(num_bytes)
 
 
-def size(most_bytes: int) -> Kind:
+def size(most_bytes: int, least_bytes: int = 1) -> Kind:
     def check(value: Any) -> int:
         match = re.fullmatch(r"(\d+) ?([kmg]?i?)b?", str(value).lower())
         _require(type(value) in (int, str) and match is not None)
         assert match is not None
         _require(match[2] in _UNITS)
         num_bytes = int(match[1]) * _UNITS[match[2]]
-        _require(0 < num_bytes <= most_bytes)
+        _require(least_bytes <= num_bytes <= most_bytes)
         return num_bytes
 
     return Kind(f"a size of at most {most_bytes >> 20}MiB, such as 1048576, 512KiB or 1MB", str, check, _show_size)

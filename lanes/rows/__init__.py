@@ -6,6 +6,8 @@
     take(slot, length)            the row comes out as a solo cache that holds nothing of the lane's
     lift(slot, length)            the row's arrays, copied out
     put(slot, lifted)             and into another slot
+    held_alone(row, length)       what a solo cache holds, where it lies
+    held_in(slot, length)         what is held of the row in a slot
     resize(slots, capacity)       hold so many slots of so many tokens
     clear()                       give the memory back
 
@@ -21,6 +23,7 @@ from typing import Any, Protocol
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from lanes.rows.group import GroupRows
+from lanes.rows.held import Held, in_place
 from lanes.rows.kv import KVRows
 from lanes.rows.positions import Positions
 from lanes.rows.qkv import QKVRows
@@ -49,6 +52,8 @@ class Rows(Protocol):
     def take(self, slot: int, length: int) -> Any: ...
     def lift(self, slot: int, length: int) -> list[Any]: ...
     def put(self, slot: int, lifted: list[Any]) -> None: ...
+    def held_alone(self, row: Any, length: int) -> list[Held]: ...
+    def held_in(self, slot: int, length: int) -> list[Held]: ...
     def resize(self, slots: int, capacity: int) -> None: ...
     def clear(self) -> None: ...
 
@@ -82,3 +87,8 @@ def rows_like(row: Any) -> Rows:
 def rows_for(caches: Sequence[object]) -> list[Rows]:
     """Empty rows for each of a model's solo caches."""
     return [rows_like(cache) for cache in caches]
+
+
+def held_alone(caches: Sequence[object], length: int) -> list[Held]:
+    """What a row of `length` tokens holds in caches of its own, all of a known kind."""
+    return in_place(rows_like(cache).held_alone(cache, length) for cache in caches)

@@ -1,6 +1,7 @@
 """What all kinds with a length axis share: arrays [slots, heads, capacity, dim], one row in each slot.
 
-A kind says how keys and values become arrays and back (plain, quantized), and which column a token has (linear, ring).
+A kind says how keys and values become arrays and back (plain, quantized), and what its solo cache is like. Which column
+a token has is the same for all: that of its own number, or a place in a ring.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from typing import Any
 
 import mlx.core as mx
 
+from lanes.rows.held import Held, columns, copied_columns
 from lanes.rows.positions import Columns, Positions
+from lanes.rows.runs import Ring, Runs, in_order, linear, ranges_of
+from store.checkpoint import Range
 
 Arrays = list[mx.array]
 
 
 class ColumnRows:
-    """Rows of one layer whose cache has a column for each token it holds. Subclasses fill in what differs."""
+    """Rows of one layer whose cache has a column for each token it holds. Subclasses fill in what differs.
+
+    ring: what is kept of a row's tokens; None: all of them.
+    """
 
     kind: str
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Ring | None = None) -> None:
+        self.ring = ring
         self.parts: Arrays = []
         self.slots = self.capacity = 0
         self.positions = Positions.of([])
@@ -35,21 +43,33 @@ class ColumnRows:
         """Arrays as the keys and values that attention takes."""
         raise NotImplementedError
 
-    def columns(self, window: int | None = None) -> Columns:
-        """What this step touches."""
-        raise NotImplementedError
-
-    def solo_parts(self, row: Any, length: int) -> list[tuple[int, Arrays]]:
-        """A solo row's arrays, in pieces: (first column, arrays)."""
+    def solo_arrays(self, row: Any) -> Arrays:
+        """A solo row's arrays, their columns in the order of their tokens: where every token is kept there may be more
+        room behind them; otherwise they are the first tokens, as many as the ring keeps, and the last ones."""
         raise NotImplementedError
 
     def solo_row(self, parts: Arrays, length: int) -> Any:
-        """A solo row of arrays that are its own; what take() returns."""
+        """A solo row of arrays that are its own, with the columns of held_ranges(length) in that order. Where every
+        token is kept there may be more room behind them."""
         raise NotImplementedError
+
+    # Which tokens have columns, and where.
 
     def held_columns(self, tokens: int) -> int:
         """Columns that so many tokens take."""
-        return tokens
+        return tokens if self.ring is None else min(tokens, self.ring.size)
+
+    def held_ranges(self, tokens: int) -> tuple[Range, ...]:
+        """Those of a row's tokens that are held when it has so many."""
+        return ranges_of(self._slot_runs(tokens))
+
+    def _slot_runs(self, tokens: int) -> Runs:
+        return linear(tokens) if self.ring is None else self.ring.runs(tokens)
+
+    def columns(self, window: int | None = None) -> Columns:
+        """What this step touches."""
+        ring = self.ring
+        return self.positions.linear(window) if ring is None else self.positions.ring(ring.size, ring.keep, window)
 
     # What the models call.
 
@@ -96,12 +116,12 @@ class ColumnRows:
 
     def merge(self, slot: int, row: Any, length: int) -> None:
         """Copy a row of `length` tokens that was processed alone into a slot."""
-        if length == 0 or row.empty():  # a prompt of one token, or a layer that uses no cache
-            return
-        for first, parts in self.solo_parts(row, length):
-            self._allocate(parts)
-            for index, part in enumerate(parts):
-                self.parts[index][slot : slot + 1, :, first : first + part.shape[2]] = part
+        if held := self.held_alone(row, length):
+            for run in self._slot_runs(length):
+                new = columns(held, [(run.first, run.last)])
+                self._allocate(new)
+                for index, part in enumerate(new):
+                    self.parts[index][slot : slot + 1, :, run.column : run.column + part.shape[2]] = part
 
     def filter(self, slot: int) -> None:
         """A row leaves: nothing is copied, and what it leaves behind lies beyond every other row's mask."""
@@ -116,9 +136,27 @@ class ColumnRows:
 
     def take(self, slot: int, length: int) -> Any:
         """The row as a solo cache, evaluated: it holds nothing of the lane's arrays."""
-        parts = self.lift(slot, length) if length else []
+        held = self.held_in(slot, length)
+        parts = copied_columns(held, self.held_ranges(length)) if held else []
         mx.eval(parts)
         return self.solo_row(parts, length)
+
+    def held_alone(self, row: Any, length: int) -> list[Held]:
+        """What a solo row of `length` tokens holds: nothing where it has none, or its layer uses no cache."""
+        if length == 0 or row.empty():
+            return []
+        assert row.offset == length, f"a row of {row.offset} tokens, {length} expected"
+        arrays = self.solo_arrays(row)
+        columns = arrays[0].shape[2]
+        assert columns >= self.held_columns(length), f"{columns} columns of a row of {length} tokens in {self.ring}"
+        runs = linear(length) if self.ring is None else in_order(length, columns, self.ring.keep)
+        return [Held(tuple(arrays), runs, self.ring)]
+
+    def held_in(self, slot: int, length: int) -> list[Held]:
+        """What is held of the row in a slot."""
+        if length == 0 or not self.parts:
+            return []
+        return [Held(tuple(part[slot : slot + 1] for part in self.parts), self._slot_runs(length), self.ring)]
 
     def resize(self, slots: int, capacity: int) -> None:
         """Hold so many slots of so many tokens each."""

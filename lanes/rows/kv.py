@@ -6,7 +6,6 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from lanes.rows.columns import Arrays, ColumnRows
-from lanes.rows.positions import Columns
 
 
 class PlainRows(ColumnRows):
@@ -44,12 +43,8 @@ class KVRows(PlainRows):
     def like(cls, row: KVCache) -> KVRows:
         return cls()
 
-    def columns(self, window: int | None = None) -> Columns:
-        return self.positions.linear(window)
-
-    def solo_parts(self, row: KVCache, length: int) -> list[tuple[int, Arrays]]:
-        assert row.offset == length, f"a row of {row.offset} tokens, {length} expected"
-        return [(0, [part[..., :length, :] for part in (row.keys, row.values)])]
+    def solo_arrays(self, row: KVCache) -> Arrays:
+        return [row.keys, row.values]
 
     def solo_row(self, parts: Arrays, length: int) -> KVCache:
         row = KVCache()

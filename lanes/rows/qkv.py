@@ -9,14 +9,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 
 from lanes.rows.columns import Arrays, ColumnRows
-from lanes.rows.positions import Columns
+from lanes.rows.runs import Ring
 
 
 class QuantizedRows(ColumnRows):
     """What the quantized kinds share: three arrays for keys and three for values."""
 
-    def __init__(self, group_size: int, bits: int) -> None:
-        super().__init__()
+    def __init__(self, group_size: int, bits: int, ring: Ring | None = None) -> None:
+        super().__init__(ring)
         self.group_size = group_size
         self.bits = bits
 
@@ -34,12 +34,8 @@ class QKVRows(QuantizedRows):
     def like(cls, row: QuantizedKVCache) -> QKVRows:
         return cls(row.group_size, row.bits)
 
-    def columns(self, window: int | None = None) -> Columns:
-        return self.positions.linear(window)
-
-    def solo_parts(self, row: QuantizedKVCache, length: int) -> list[tuple[int, Arrays]]:
-        assert row.offset == length, f"a row of {row.offset} tokens, {length} expected"
-        return [(0, [part[..., :length, :] for part in (*row.keys, *row.values)])]
+    def solo_arrays(self, row: QuantizedKVCache) -> Arrays:
+        return [*row.keys, *row.values]
 
     def solo_row(self, parts: Arrays, length: int) -> QuantizedKVCache:
         row = QuantizedKVCache(self.group_size, self.bits)

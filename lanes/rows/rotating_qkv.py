@@ -8,9 +8,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
 from lanes.rows.columns import Arrays
-from lanes.rows.positions import Columns
 from lanes.rows.qkv import QuantizedRows
-from lanes.rows.rotating import ring_pieces
+from lanes.rows.runs import Ring
 
 
 class RotatingQuantizedCache:
@@ -74,33 +73,18 @@ class RotatingQuantizedCache:
 class RotatingQKVRows(QuantizedRows):
     kind = "rotating-qkv"
 
-    def __init__(self, size: int, keep: int, group_size: int, bits: int) -> None:
-        super().__init__(group_size, bits)
-        self.size = size
-        self.keep = keep
+    def __init__(self, ring: Ring, group_size: int, bits: int) -> None:
+        super().__init__(group_size, bits, ring)
+        self._ring = ring
 
     @classmethod
     def like(cls, row: RotatingQuantizedCache) -> RotatingQKVRows:
-        return cls(row.max_size, row.keep, row.group_size, row.bits)
+        return cls(Ring(row.max_size, row.keep), row.group_size, row.bits)
 
-    def columns(self, window: int | None = None) -> Columns:
-        return self.positions.ring(self.size, self.keep, window)
-
-    def held_columns(self, tokens: int) -> int:
-        return min(tokens, self.size)
-
-    def solo_parts(self, row: RotatingQuantizedCache, length: int) -> list[tuple[int, Arrays]]:
-        assert row.offset == length, f"a row of {row.offset} tokens, {length} expected"
-        return ring_pieces(row.parts, length, self.size, self.keep)
+    def solo_arrays(self, row: RotatingQuantizedCache) -> Arrays:
+        return row.parts
 
     def solo_row(self, parts: Arrays, length: int) -> RotatingQuantizedCache:
-        row = RotatingQuantizedCache(self.size, self.keep, self.group_size, self.bits)
+        row = RotatingQuantizedCache(self._ring.size, self._ring.keep, self.group_size, self.bits)
         row.parts, row.offset = parts, length
-        if length > self.size:
-            start = self.keep + (length - self.keep) % (self.size - self.keep)
-            in_order = (
-                [part[..., : self.keep, :], part[..., start:, :], part[..., self.keep : start, :]] for part in parts
-            )
-            row.parts = [mx.concatenate(pieces, axis=2) for pieces in in_order]
-            mx.eval(row.parts)
         return row

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from lanes.rows.held import Held
 from lanes.rows.positions import Positions
 
 
@@ -107,6 +108,21 @@ class SSMRows(ArraysCache):  # type: ignore[misc]
     def put(self, slot: int, lifted: Sequence[mx.array]) -> None:
         for array, row in zip(self.state, lifted, strict=True):
             array[slot : slot + 1] = row
+
+    def held_alone(self, row: ArraysCache, length: int) -> list[Held]:
+        """A solo row's state: nothing where it has no tokens, or its layer keeps none."""
+        return [] if length == 0 or all(array is None for array in row.cache) else [Held(tuple(row.cache))]
+
+    def held_in(self, slot: int, length: int) -> list[Held]:
+        """The state of the row in a slot."""
+        arrays = [None if array is None else array[slot : slot + 1] for array in self.arrays]
+        return [] if length == 0 or not self.state else [Held(tuple(arrays))]
+
+    def solo_row(self, arrays: Sequence[mx.array | None], length: int) -> ArraysCache:
+        """A solo row of arrays that are its own, [1, ...], None where there is none."""
+        row = ArraysCache(len(self.arrays))
+        row.cache = list(arrays)
+        return row
 
     def take(self, slot: int, length: int) -> ArraysCache:
         row = ArraysCache(len(self.arrays))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from lanes import cuda_environment
@@ -26,6 +27,7 @@ from mlx_lm.generate import BatchGenerator
 
 from lanes.build import build_engine
 from lanes.engine import MlxEngine
+from lanes.grammar import GrammarCompiler
 from lanes.lane import LaneSettings, RowSpec, Sampling, Step
 from lanes.load import LoadedModel
 from scheduler.budget import Budget
@@ -34,6 +36,7 @@ from scheduler.rates import ChunkSize
 from scheduler.request import Request, Wish
 from scheduler.scheduler import BatchScheduler
 from scheduler.text import TextStream
+from scheduler.transcript import Transcript
 from tests.bench.harness import Report
 from tests.bench.models import weight_bytes
 
@@ -101,7 +104,7 @@ def engine_for(model: Any, max_rows: int) -> MlxEngine:
     return build_engine(loaded, LaneSettings(max_rows=max_rows), BLAS.kind)
 
 
-_NO_TOKENIZER: Any = None
+_NO_TOKENIZER: Any = SimpleNamespace(grammars=GrammarCompiler(None, ()), eos_token_ids=frozenset())
 
 
 class Ours:
@@ -119,7 +122,7 @@ class Ours:
     def submit(self, ask: Ask) -> int:
         number = next(self._numbers)
         wish = Wish(number, ask.prompt, ask.max_tokens, Sampling())
-        request = Request(number, wish, TextStream(_Silent()), lambda said: None, time.perf_counter())
+        request = Request(number, wish, Transcript(TextStream(_Silent())), lambda said: None, time.perf_counter())
         self.scheduler.submit(request)
         return number
 

@@ -137,8 +137,10 @@ def bench(name: str, description: str, parts: Sequence[str] = ()) -> Iterator[Be
     chosen = parser.parse_args()
     only = getattr(chosen, "only", None) or (parts[:1] if chosen.quick else parts)
     run = Bench(name, chosen.quick, chosen.json, only=tuple(only))
-    yield run
-    run.write()
+    try:
+        yield run
+    finally:  # what was measured before an interrupt is worth its table
+        run.write()
 
 
 def interleave(rounds: int, label: str, *measures: Callable[[], T]) -> list[list[T]]:

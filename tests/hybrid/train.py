@@ -185,6 +185,10 @@ class Run:
         story = self.story
         step = step_of(self.model, self.tokens, self.chosen.length)
         step = compiled_if_it_works(step, *self.state, self.starts(), mx.array(1.0), mx.array(0.0))
+        if mx.default_device() != mx.Device(mx.cpu):  # kernels are compiled at their first use: no look is to take that
+            self.take_weights()
+            valid_loss(self.model, self.valid, self.chosen.length)
+            sample(self.model, self.tokenizer, PROMPTS[0])
         trained_s = reported_s = saved_s = now_s = time.monotonic()
         print(f"the first step took {now_s - self.begun_s:.1f} s with all that comes before", flush=True)
         look_s = 0.0  # the end keeps what a look with all prompts will take, as those before it tell
@@ -219,10 +223,14 @@ class Run:
         """The mean of the last steps' losses."""
         return float(mx.mean(mx.stack(self.losses)).item())
 
+    def take_weights(self) -> None:
+        """Give the model what training has come to: a step leaves its own arrays in it."""
+        self.model.update(tree_unflatten(list(self.state[0].items())))
+
     def look(self, prompts: tuple[str, ...]) -> None:
         """Measure, write a sample for each prompt, and save."""
         story = self.story
-        self.model.update(tree_unflatten(list(self.state[0].items())))
+        self.take_weights()
         story.train_loss = self.loss()
         story.valid_loss = valid_loss(self.model, self.valid, self.chosen.length)
         if not math.isfinite(story.valid_loss):

@@ -9,17 +9,17 @@ from lanes.batch import SlotCaches
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
 from lanes.forward import CompiledForward, eager
-from lanes.lane import Chunk, ModelInfo, RowSpec, Step
+from lanes.lane import Chunk, Logprob, ModelInfo, RowSpec, Step
 from lanes.solo import RowMaker
 
-INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, 0, "float32", "cpu", "stock")
+INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, 0, "anywhere", "float32", "cpu", "stock")
 
 
-def engine_for(model: Any, max_rows: int = 32, *, compiled: bool = False) -> MlxEngine:
+def engine_for(model: Any, max_rows: int = 32, *, compiled: bool = False, early_reads: bool = False) -> MlxEngine:
     make_row = RowMaker(model)
     caches = SlotCaches(make_row(), max_rows)
     forward = CompiledForward(model, caches) if compiled else partial(eager, model, caches)
-    return MlxEngine(make_row, INFO, Decoder(caches, forward))
+    return MlxEngine(make_row, INFO, Decoder(caches, forward), early_reads=early_reads)
 
 
 Answers = dict[int, list[int]]
@@ -33,6 +33,7 @@ class Driver:
     chunk_tokens: int = 32
     answers: dict[int, list[int]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
 
     def run(
         self, rows: Sequence[tuple[int, RowSpec, int]], cut: Mapping[int, int] | None = None
@@ -70,6 +71,8 @@ class Driver:
                 dispatched[row] += 1
             for row, token in result.tokens:
                 self.answers.setdefault(row, []).append(token)
+            for row, logprob in result.logprobs:
+                self.logprobs.setdefault(row, []).append(logprob)
             for row, reason in result.failures:
                 self.failures[row] = reason
                 dispatched.pop(row, None)

@@ -10,7 +10,7 @@ from mlx_lm.models import base, llama
 
 from lanes.attention import Form, LaneAttention, by_hand, fused, install, measure
 from lanes.batch import SlotCaches
-from lanes.cuda_attention import attend_own_columns, columns_of_chunk, lanes_per_column
+from lanes.cuda_attention import Packing, attend_own_columns, columns_of_chunk, lanes_per_column
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
 from lanes.forward import eager
@@ -120,6 +120,13 @@ def test_heads_that_the_cuda_kernel_is_for(heads: int, kv_heads: int, dim: int, 
     assert lanes_per_column(heads, kv_heads, dim, dtype) == lanes
 
 
+def test_packed_columns_that_the_cuda_kernel_is_for() -> None:
+    """A thread unpacks whole words of one group."""
+    assert lanes_per_column(32, 8, 128, mx.bfloat16, Packing(64, 4)) == 16
+    assert lanes_per_column(32, 8, 128, mx.float32, Packing(64, 8)) == 32
+    assert lanes_per_column(32, 8, 128, mx.float32, Packing(64, 4)) is None
+
+
 def test_few_rows_are_cut_into_more_chunks() -> None:
     assert columns_of_chunk(8, 1024) == 64
     assert columns_of_chunk(64 * 8, 1280) == 512
@@ -144,5 +151,21 @@ def test_the_cuda_kernel(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -
         dim**-0.5,
         columns.mask,
     )
-    own = attend_own_columns(queries, keys, values, positions.array, dim**-0.5, columns.width).astype(mx.float32)
+    own = attend_own_columns(queries, [keys, values], positions.array, dim**-0.5, columns.width).astype(mx.float32)
     assert mx.allclose(own, exact, atol={mx.bfloat16: 2e-2, mx.float16: 3e-3, mx.float32: 1e-5}[dtype])
+
+
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs an NVIDIA GPU and MLX's CUDA build")
+@pytest.mark.parametrize("packing", [Packing(64, 4), Packing(64, 8), Packing(32, 8)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (9, 3, 64), (8, 4, 256)])
+def test_the_cuda_kernel_on_packed_columns(heads: int, kv_heads: int, dim: int, packing: Packing) -> None:
+    queries = random((4, heads, 1, dim), 1, mx.bfloat16)
+    plain = [random((6, kv_heads, 1024, dim), seed, mx.bfloat16) for seed in (2, 3)]
+    parts = [part for array in plain for part in mx.quantize(array, packing.group_size, packing.bits)]
+    positions = Positions.of([0, 5, 300, 1000])
+    columns = positions.linear()
+    unpacked = [mx.dequantize(*parts[at : at + 3], packing.group_size, packing.bits) for at in (0, 3)]
+    keys, values = (array[:4, :, : columns.width].astype(mx.float32) for array in unpacked)
+    exact = fused(queries.astype(mx.float32), keys, values, dim**-0.5, columns.mask)
+    own = attend_own_columns(queries, parts, positions.array, dim**-0.5, columns.width, packing)
+    assert mx.allclose(own.astype(mx.float32), exact, atol=2e-2)

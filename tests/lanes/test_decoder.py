@@ -26,6 +26,14 @@ samplings = st.builds(
     top_k=st.sampled_from([0, 5]),
     min_p=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 2**63 - 1),
+    xtc_probability=st.sampled_from([0.0, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    frequency_context_size=st.sampled_from([2, 20, 33]),
+    logit_bias=st.sampled_from([(), ((5, 2.0), (60, -3.0))]),
+    earliest_end=st.sampled_from([0, 20]),
+    end_token_ids=st.just((1, 2, 3)),
+    num_top_logprobs=st.sampled_from([None, 2]),
 )
 rows = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 30), st.integers(1, 12), samplings), max_size=5)
 

@@ -19,10 +19,12 @@ rows = st.lists(st.tuples(st.integers(0, 30), LENGTHS, st.integers(1, 20)), min_
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=rows, cut=CUTS, chunk=st.sampled_from([8, 64]))
-def test_batched_equals_alone(rows: list[tuple[int, int, int]], cut: dict[int, int], chunk: int) -> None:
+@given(rows=rows, cut=CUTS, chunk=st.sampled_from([8, 64]), early_reads=st.booleans())
+def test_batched_equals_alone(
+    rows: list[tuple[int, int, int]], cut: dict[int, int], chunk: int, early_reads: bool
+) -> None:
     specs = [(at, RowSpec(i, prompt_of(n, i), Sampling()), tokens) for i, (at, n, tokens) in enumerate(rows)]
-    engine = engine_for(MODEL)
+    engine = engine_for(MODEL, early_reads=early_reads)
     answers = Driver(engine, chunk).run(specs, cut)
     for _, spec, tokens in specs:
         expected, _ = alone(MODEL, spec.prompt, tokens)

@@ -6,13 +6,11 @@ of ours turns at other columns than mlx-lm's: sums are taken in another order th
 
 import pkgutil
 import re
-import sys
 from functools import lru_cache
 
 import mlx.core as mx
 import mlx_lm.models
 import pytest
-from mlx_lm.models import base
 
 from lanes.choice import choose_lane
 from lanes.lane import RowSpec, Sampling
@@ -25,6 +23,8 @@ from tests.lanes.families.check import Difference, alone, difference, each_in_it
 from tests.lanes.families.expected import ROUNDED, SERIAL, UNQUANTIZED
 from tests.lanes.families.facts import WINDOW
 from tests.lanes.tiny import prompt_of
+
+pytestmark = pytest.mark.usefixtures("mlx_lms_attention")
 
 ROUNDING = 1e-4
 # A key that lies between two codes may get the other one after a rounding in the layer below.
@@ -50,15 +50,6 @@ QUICK = (
 )
 each = [(name, () if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 model_of = lru_cache(make_model)
-
-
-@pytest.fixture(autouse=True)
-def _attention_of_mlx_lm() -> None:
-    """Tests of other forms of attention leave them in the modules of models."""
-    name = "scaled_dot_product_attention"
-    for module in [module for key, module in sys.modules.items() if key.startswith("mlx_lm.models.")]:
-        if hasattr(module, name):
-            setattr(module, name, getattr(base, name))
 
 
 def allowed(family: str, kinds: set[str]) -> float:

@@ -34,8 +34,8 @@ from tests.lanes.tiny import alone
 
 KINDS = ("ssm", "ssm", "kv", "ssm", "ssm", "kv")
 LARGEST_BYTES = 6_000_000
-WORDS, NOISE = 0.6, 0.45
-LOSS = 5.0
+WORDS, NOISE = 0.8, 0.4
+LOSS = 2.6
 
 
 @cache

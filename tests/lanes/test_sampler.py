@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, apply_xtc
 
 from lanes.lane import Sampling
-from lanes.sampler import Sampler, draw_key
+from lanes.sampler import Sampler, draw_key, xtc_chance
 
 VOCABULARY = 61
 
@@ -22,6 +22,9 @@ samplings = st.builds(
     top_k=st.one_of(st.just(0), st.integers(1, VOCABULARY + 3), st.just(2**31 - 1)),
     min_p=st.one_of(st.just(0.0), st.floats(1e-4, 1.0)),
     seed=st.integers(0, 2**63 - 1),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.05, 0.1, 0.5]),
+    xtc_spared=st.sampled_from([(), (3,), (0, 17, 60)]),
 )
 rows = st.lists(samplings, min_size=1, max_size=6)
 # Drawn examples are the same in every run: a probability that lies within rounding of a limit would fail by chance.
@@ -37,8 +40,9 @@ def log_probabilities(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def by_mlx_lm(logits: mx.array, sampling: Sampling) -> mx.array:
-    """One row's [1, vocabulary] log-probabilities, filtered in the order in which mlx-lm's make_sampler chains."""
+def by_mlx_lm(logits: mx.array, sampling: Sampling, position: int = 0) -> mx.array:
+    """One row's [1, vocabulary] log-probabilities, filtered in the order in which mlx-lm's make_sampler chains. XTC is
+    told to take part or not, for certain."""
     scores = log_probabilities(logits)
     mx.disable_compile()  # these functions compile anew for each value of their setting
     try:
@@ -46,6 +50,8 @@ def by_mlx_lm(logits: mx.array, sampling: Sampling) -> mx.array:
             scores = apply_top_p(scores, sampling.top_p)
         if sampling.min_p:
             scores = apply_min_p(scores, sampling.min_p)
+        if xtc_chance(sampling.seed, position) <= sampling.xtc_probability > 0:
+            scores = apply_xtc(scores, 1.0, sampling.xtc_threshold, list(sampling.xtc_spared))
         if 0 < sampling.top_k < scores.shape[-1]:
             scores = apply_top_k(scores, sampling.top_k)
     finally:
@@ -57,11 +63,12 @@ def by_mlx_lm(logits: mx.array, sampling: Sampling) -> mx.array:
 @given(settings_of_rows=rows, seed=st.integers(0, 2**31))
 def test_each_row_is_filtered_as_by_mlx_lm(settings_of_rows: list[Sampling], seed: int) -> None:
     logits = logits_of(len(settings_of_rows), seed)
-    filtered = Sampler(settings_of_rows).filtered(logits)
+    positions = range(len(settings_of_rows))
+    filtered = Sampler(settings_of_rows).filtered(logits, positions)
     assert not mx.isnan(filtered).any().item()
     for row, sampling in enumerate(settings_of_rows):
         if sampling.temperature > 0:  # a greedy row's filters change nothing, and may be left out
-            expected = by_mlx_lm(logits[row : row + 1], sampling)[0]
+            expected = by_mlx_lm(logits[row : row + 1], sampling, row)[0]
             assert mx.array_equal(filtered[row], expected), f"row {row}: {sampling}"
             assert (expected > -math.inf).any().item()
 
@@ -81,7 +88,7 @@ def test_rows_draw_in_company_as_alone(settings_of_rows: list[Sampling], seed: i
         if sampling.temperature == 0:
             assert token == mx.argmax(own).item()
         else:
-            scores = by_mlx_lm(own, sampling)[0] / sampling.temperature
+            scores = by_mlx_lm(own, sampling, positions[row])[0] / sampling.temperature
             key = mx.array(draw_key(sampling.seed, positions[row]), dtype=mx.uint32)
             assert token == mx.random.categorical(scores, key=key).item()
             assert mx.isfinite(scores[token]).item(), "a token that the filters leave out was drawn"
@@ -91,7 +98,7 @@ def test_rows_draw_in_company_as_alone(settings_of_rows: list[Sampling], seed: i
 def test_everything_off_leaves_the_log_probabilities(dtype: mx.Dtype) -> None:
     logits = logits_of(3, 1).astype(dtype)
     off = [Sampling(temperature=1.0), Sampling(temperature=0.5, top_k=VOCABULARY), Sampling(temperature=2.0, top_p=1.0)]
-    filtered = Sampler(off).filtered(logits)
+    filtered = Sampler(off).filtered(logits, range(3))
     assert filtered.dtype == mx.float32
     assert mx.array_equal(filtered, log_probabilities(logits.astype(mx.float32)))
 
@@ -122,7 +129,7 @@ def test_a_temperature_near_zero_takes_the_likeliest_token(temperature: float) -
 def test_equally_likely_tokens_all_stay() -> None:
     """mlx-lm's top-k keeps k of them by chance of its sort; here none is favoured."""
     logits = mx.array([[2.0, 5.0, 5.0, 5.0, 1.0]])
-    filtered = Sampler([Sampling(temperature=1.0, top_k=2)]).filtered(logits)[0]
+    filtered = Sampler([Sampling(temperature=1.0, top_k=2)]).filtered(logits, [0])[0]
     assert (filtered > -math.inf).tolist() == [False, True, True, True, False]
 
 
@@ -154,6 +161,19 @@ def test_draws_are_distributed_as_the_filtered_probabilities() -> None:
     statistic = sum((counts[token] - 1e5 * expected[token]) ** 2 / (1e5 * expected[token]) for token in possible)
     # 11 degrees of freedom: right draws exceed 31.3 once in a thousand seeds, and these seeds are fixed.
     assert statistic < 31.3
+
+
+def test_xtc_takes_part_as_often_as_asked() -> None:
+    """Its chances over seeds and over positions, in 20 parts of [0, 1) by chi-square; and none goes with its draw."""
+    for pairs in ([(seed, 9) for seed in range(50_000)], [(9, position) for position in range(50_000)]):
+        chances = [xtc_chance(*pair) for pair in pairs]
+        counts = Counter(int(20 * chance) for chance in chances)
+        # 19 degrees of freedom: 43.8 is exceeded once in a thousand.
+        assert sum((counts[part] - 2500) ** 2 / 2500 for part in range(20)) < 43.8
+        agreeing = sum(
+            (draw_key(*pair)[0] >> 31) == (chance >= 0.5) for pair, chance in zip(pairs, chances, strict=True)
+        )
+        assert abs(agreeing - 25_000) < 370  # 3.3 standard deviations
 
 
 def test_keys_do_not_collide() -> None:

@@ -39,11 +39,12 @@ def run(engine: MlxEngine, specs: list[RowSpec], away: dict[int, tuple[int, int]
 @given(
     lengths=st.lists(st.sampled_from([1, 2, 7, 250, 256, 300]), min_size=2, max_size=4),
     away=st.dictionaries(st.integers(0, 3), st.tuples(st.integers(1, 10), st.integers(1, 12)), max_size=3),
+    early_reads=st.booleans(),
 )
-def test_a_row_goes_on_where_it_was(lengths: list[int], away: dict[int, tuple[int, int]]) -> None:
+def test_a_row_goes_on_where_it_was(lengths: list[int], away: dict[int, tuple[int, int]], early_reads: bool) -> None:
     specs = [RowSpec(i, prompt_of(n, i), SAMPLINGS[i % 2]) for i, n in enumerate(lengths)]
     turns = {row: (at, at + later) for row, (at, later) in away.items() if row < len(specs)}
-    apart = run(engine_for(MODEL), specs, turns)
+    apart = run(engine_for(MODEL, early_reads=early_reads), specs, turns)
     assert apart == run(engine_for(MODEL), specs, {})
     for spec in specs:
         if spec.sampling == Sampling():

@@ -1,6 +1,7 @@
 """A service without a model, for tests at the connection's seam: it answers a prompt with its own words, one by one.
 
-A word "pause" makes it wait, "hang" makes it wait for the end of the request, "fail" ends the request with an error.
+A word "pause" makes it wait, "hang" makes it wait for the end of the request, "fail" ends the answer with an error;
+"first" makes all answers but the first wait as for "hang".
 The prompts "refuse", "full" and "crash" are refused, refused for now, and a fault of the service.
 """
 
@@ -25,7 +26,7 @@ PAUSE_S = 0.002
 class EchoService:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self.rows: dict[int, trio.CancelScope] = {}
+        self.rows: dict[int, list[trio.CancelScope]] = {}
         self.num_rows = 0
         self.num_cancelled = 0
 
@@ -47,36 +48,55 @@ class EchoService:
                 raise ZeroDivisionError
         self.num_rows += 1
         row_id = self.num_rows
-        self.rows[row_id] = trio.CancelScope()
-        self._nursery.start_soon(self._answer, row_id, message, words, reply)
+        self.rows[row_id] = []
+        for index in range(message.n):
+            scope = trio.CancelScope()
+            self.rows[row_id].append(scope)
+            self._nursery.start_soon(self._answer, row_id, scope, message, words, reply, index)
         return row_id
 
     def cancel(self, row_id: int) -> None:
-        if row_id in self.rows:
-            self.rows[row_id].cancel()
+        for scope in self.rows.get(row_id, ()):
+            scope.cancel()
 
-    async def _answer(self, row_id: int, message: Submit, words: list[str], reply: Callable[[Reply], None]) -> None:
+    async def _answer(
+        self,
+        row_id: int,
+        scope: trio.CancelScope,
+        message: Submit,
+        words: list[str],
+        reply: Callable[[Reply], None],
+        index: int,
+    ) -> None:
         said: list[str] = []
         reason = "cancelled"
-        with self.rows[row_id]:
+        with scope:
             for number, word in enumerate(words[: message.max_tokens]):
                 if word == "pause":
                     await trio.sleep(PAUSE_S)
                 elif word == "hang":
                     await trio.sleep_forever()
                 elif word == "fail":
-                    del self.rows[row_id]
-                    reply(Error("model_failed", "as asked", message.id))
+                    self._leave(row_id, scope)
+                    reply(Error("model_failed", "as asked", message.id, index=index if message.n > 1 else None))
                     return
+                elif word == "first" and index > 0:
+                    await trio.sleep_forever()
                 await trio.lowlevel.checkpoint()
                 said.append(word + " ")
                 if message.stream:
-                    reply(Delta(message.id, said[-1], (number,)))
+                    reply(Delta(message.id, said[-1], (number,), index))
             reason = "stop" if len(said) == len(words) else "length"
-        del self.rows[row_id]
+        self._leave(row_id, scope)
         self.num_cancelled += reason == "cancelled"
         usage = Usage(len(words), len(said), 0)
-        reply(Done(message.id, reason, usage, Timings(0, 0, 0, 0), text=None if message.stream else "".join(said)))
+        text = None if message.stream else "".join(said)
+        reply(Done(message.id, reason, usage, Timings(0, 0, 0, 0), text=text, index=index))
+
+    def _leave(self, row_id: int, scope: trio.CancelScope) -> None:
+        self.rows[row_id].remove(scope)
+        if not self.rows[row_id]:
+            del self.rows[row_id]
 
 
 def prompt_words(message: Submit) -> list[str]:

@@ -15,7 +15,7 @@ import trio
 from scheduler import protocol
 from scheduler.connection import Limits, serve_connection
 from scheduler.errors import Overloaded, Refused
-from scheduler.protocol import Delta, Done, Reply, Submit, Timings, Usage
+from scheduler.protocol import Delta, Done, Reply, Submit, Timings, TokenLogprob, TopLogprob, Usage
 
 WORDS = ["The ", "sky ", "is ", "bl", "ue."]
 REPORT = {"version": "9.9", "model": {"name": "fake"}, "rows": {"running": 1, "max": 8}}
@@ -43,7 +43,9 @@ class FakeService:
         self.running.append((message, reply))
         if message.stream:
             for number, word in enumerate(self.words):
-                reply(Delta(message.id, word, (number,)))
+                top = (TopLogprob(number, word, -0.5), TopLogprob(9, "\x1b", -1.25))[: message.top_logprobs]
+                told = (TokenLogprob(number, word, -0.5, top),) if message.logprobs else ()
+                reply(Delta(message.id, word, (number,), logprobs=told))
         if not self.endless:
             self._end(len(self.running) - 1, "length" if message.max_tokens == len(self.words) else "stop")
         return len(self.running) - 1
@@ -128,6 +130,48 @@ def test_every_flag_becomes_its_field(tmp_path: Path) -> None:
     assert (asked.min_p, asked.seed, asked.stop) == (0.1, 7, ("a", "b\n"))
 
 
+def test_penalties_and_shapes(tmp_path: Path) -> None:
+    service = FakeService(WORDS)
+    penalties = [f"--{name}-penalty={value}" for name, value in (("repetition", 1.1), ("presence", -0.5))]
+    assert ask(tmp_path, service, "x", *penalties, "--frequency-penalty=2", "--regex", "a+").returncode == 0
+    asked = service.asked[-1]
+    assert (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (1.1, -0.5, 2.0)
+    assert asked.structured_outputs == protocol.StructuredOutputs(regex="a+")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "null"}')
+    for given in (str(schema), ' {"type": "null"}'):
+        assert ask(tmp_path, service, "x", "--json-schema", given).returncode == 0
+        assert service.asked[-1].structured_outputs == protocol.StructuredOutputs(json={"type": "null"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--json-schema", "no-such-file"], b"no-such-file: No such file or directory"),
+        (["--json-schema", "{"], b"no JSON"),
+        (["--json-schema", "{}", "--regex", "a"], b"give one of them"),
+        (["--logprobs", "21"], b"from 0 to 20"),
+    ],
+)
+def test_a_shape_that_is_none_is_a_mistake(flags: list[str], says: bytes, tmp_path: Path) -> None:
+    done = ask(tmp_path, FakeService(WORDS), "x", *flags)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_log_probabilities_are_a_line_for_each_token(tmp_path: Path) -> None:
+    done = ask(tmp_path, FakeService(["The", " sky\n"]), "x", "--logprobs", "2")
+    lines = done.stdout.decode().split("\n")
+    assert [line.split() for line in lines] == [
+        ["-0.500", '"The"', '"The"', "-0.500", '"\\u001b"', "-1.250"],
+        ["-0.500", '"', 'sky\\n"', '"', 'sky\\n"', "-0.500", '"\\u001b"', "-1.250"],
+        [],
+    ]
+    plain = ask(tmp_path, FakeService(["The"]), "x", "--logprobs", "0")
+    assert plain.stdout.decode() == '   -0.500  "The"\n'
+
+
 def test_raw_goes_without_the_template(tmp_path: Path) -> None:
     service = FakeService(WORDS)
     assert ask(tmp_path, service, "--raw", "Once upon").returncode == 0
@@ -141,7 +185,8 @@ def test_json_is_one_object_with_usage_and_timings(tmp_path: Path) -> None:
     assert done.stdout.count(b"\n") == 1
     found = json.loads(done.stdout)
     assert (found["text"], found["finish_reason"], found["model"]) == ("The sky is blue.", "length", "fake")
-    assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "cached_tokens": 0}
+    counted = {name: number for name, number in found["usage"].items() if number}
+    assert counted == {"prompt_tokens": 7, "completion_tokens": 5}
     assert found["timings"]["total_s"] == 0.3
     assert service.asked[0].stream is False
 

@@ -35,7 +35,9 @@ def said(done: "subprocess.CompletedProcess[str]") -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize("command", ["serve", "ask", "status", "inspect", "demo"])
+@pytest.mark.parametrize(
+    "command", ["serve", "ask", "status", "inspect", "demo", "install-service", "uninstall-service"]
+)
 def test_help_explains_with_examples_and_loads_no_model_library(command: str) -> None:
     done = laned(command, "--help")
     assert done.returncode == 0
@@ -60,7 +62,7 @@ def test_the_commands_are_listed_and_the_versions_told() -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "A command is missing: serve, ask, status, inspect, demo. `laned --help` explains them."),
+        ([], f"A command is missing: {', '.join(cli._COMMANDS)}. `laned --help` explains them."),
         (["serf"], "There is no command 'serf': did you mean `laned serve`?"),
         (["xyzzy"], "There is no command 'xyzzy': `laned --help` lists the commands."),
         (["serve", "--max-row", "3"], "laned serve has no option --max-row: did you mean --max-rows?"),

@@ -54,6 +54,40 @@ async def test_ask_gives_the_whole_text(path: Path) -> None:
 
 
 @trio_test
+async def test_several_answers_come_by_their_index(path: Path) -> None:
+    async with serving(path), Client(path) as client:
+        async with client.submit("one two", n=3) as answer:
+            deltas = [delta async for delta in answer]
+            assert [done.index for done in answer.all_done] == [0, 1, 2]
+        for index in range(3):
+            assert "".join(delta.text for delta in deltas if delta.index == index) == "one two "
+        assert [done.text for done in await client.ask_all("a b", n=2)] == ["a b ", "a b "]
+        # Of several the first, once all have ended.
+        assert (await client.ask("a b", n=2)).index == 0
+
+
+@trio_test
+async def test_where_one_of_several_answers_fails_the_others_are_given_up(path: Path) -> None:
+    async with serving(path) as daemon, Client(path) as client:
+        with pytest.raises(RequestError, match="as asked"):
+            await client.ask_all("first fail", n=3)
+        await until(lambda: daemon.service.num_cancelled == 2)
+        assert (await client.ask("goes on")).text == "goes on "
+
+
+@trio_test
+async def test_options_may_be_of_any_kind_of_sequence_and_map(path: Path) -> None:
+    async with serving(path), Client(path) as client:
+        chat: list[dict[str, Any]] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "tool_calls": ({"id": "c", "function": {"name": "f", "arguments": "{}"}},)},
+            {"role": "tool", "content": "b", "tool_call_id": "c"},
+        ]
+        tools = ({"type": "function", "function": {"name": "f"}},)
+        assert (await client.ask(messages=chat, tools=tools, logit_bias={5: 1.5, 7: -1})).text == "a b "
+
+
+@trio_test
 async def test_status_and_ping(path: Path) -> None:
     async with serving(path), Client(str(path)) as client, client.submit(prompt="hang"):
         assert await client.status() == {"running": 1}

@@ -104,6 +104,26 @@ async def test_requests_of_one_connection_are_limited(path: Path) -> None:
 
 
 @trio_test
+async def test_a_request_runs_until_its_last_answer_has_ended(path: Path) -> None:
+    """Its id is taken, its answers count against the limit, and to cancel it cancels those that are left."""
+    async with serving(path, Limits(requests=3)), connected(path) as raw:
+        await raw.send(submit("a", "first", n=3))
+        done = await raw.until("done")
+        assert done.get("index", 0) == 0
+        await raw.send(submit("a", "x"), submit("b", "x"))
+        assert (await raw.until("error"))["code"] == "duplicate_id"
+        await raw.send({"type": "cancel", "id": "a"})
+        ends = [await raw.until("done") for _ in range(3)]
+        assert sorted((end["id"], end.get("index", 0)) for end in ends) == [("a", 1), ("a", 2), ("b", 0)]
+        await raw.send(submit("a", "x y", n=3))
+        assert {(await raw.until("done")).get("index", 0) for _ in range(3)} == {0, 1, 2}
+        await raw.send(submit("a", "first", n=2), submit("b", "x", n=2))
+        refused = await raw.until("error")
+        assert (refused["id"], refused["code"], refused.get("index")) == ("b", "overloaded", None)
+        await raw.send({"type": "cancel", "id": "a"})
+
+
+@trio_test
 async def test_refusals_and_failures_of_the_service_are_errors_of_the_request(path: Path) -> None:
     async with serving(path), connected(path) as raw:
         await raw.send(submit(1, "refuse"), submit(2, "full"), submit(3, "a fail b"))

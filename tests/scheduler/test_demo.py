@@ -11,6 +11,7 @@ from rich.console import Console
 
 from scheduler import demo
 from scheduler.demo import _Outcome
+from scheduler.demo_restart import Turn
 from scheduler.demo_table import Row, answers_of, table_of
 
 
@@ -75,11 +76,13 @@ def test_whole_answers_are_shown_and_cannot_command_the_terminal() -> None:
 
 def test_the_record_counts_tokens_over_the_whole_time() -> None:
     rows = [row("x", 41, "stop"), row("x", 23, "length"), row("x", 2, "cancelled"), row(error="lost")]
-    outcome = _Outcome("m", 1.0, row("x", 21, "stop"), rows, 4.0, 3, 1000, [])
+    cold, warm = Turn(4.0, 500, 0, ""), Turn(0.25, 540, 523, "")
+    outcome = _Outcome("m", 1.0, row("x", 21, "stop"), rows, 4.0, 3, 1000, [], cold, warm=warm)
     found = outcome.record()
     assert (found["requests"], found["completed"], found["peak_rows"]) == (4, 2, 3)
     assert (found["tokens"], found["tok_s"], found["tok_s_alone"]) == (66, 16.5, 8.4)
-    assert found["ttft_s"] == found["ttft_s_alone"] == 0.5
+    assert found["ttft_s"] == {"together": 0.5, "alone": 0.5, "cold": 4.0, "warm": 0.25}
+    assert found["cached_tokens_after_restart"] == 523
 
 
 def test_a_daemon_that_does_not_start_is_explained_by_its_log(tmp_path: Path) -> None:
@@ -99,4 +102,5 @@ def test_the_whole_demo() -> None:
     assert found["requests"] == found["completed"] == found["peak_rows"] == len(demo.PROMPTS)
     assert found["exit_status"] == 0
     assert found["tok_s"] > found["tok_s_alone"]
+    assert found["cached_tokens_after_restart"] > 400
     assert "laned_generation_tokens_total" in done.stderr

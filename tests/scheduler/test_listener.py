@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from scheduler import listener
-from scheduler.listener import MAX_PATH_BYTES, SocketUnavailable, accept, default_socket_path, listen
+from scheduler.listener import MAX_PATH_BYTES, SocketUnavailable, accept, default_socket_path, inherit, listen
 from tests.scheduler.echo import serving
 from tests.scheduler.raw import Raw, connected
 from tests.scheduler.trio_test import trio_test
@@ -237,26 +237,26 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @trio_test
-async def test_another_users_process_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_managers_socket_is_served_and_left_where_it_is(tmp_path: Path) -> None:
+    """What was sent before anybody accepted is answered; the manager's own descriptor goes on listening."""
     path = tmp_path / "laned.sock"
-    stranger = 12345
-    monkeypatch.setattr(listener, "peer_uid", lambda sock: stranger)
+    with socket.socket(socket.AF_UNIX) as managers:
+        managers.bind(str(path))
+        managers.listen()
+        for _ in range(2):
+            async with await trio.open_unix_socket(str(path)) as early:
+                await early.send_all(b"already here")
+                passed = managers.dup()
+                passed.setblocking(False)
+                async with inherit(passed) as opened, trio.open_nursery() as nursery:
 
-    async def handle(stream: trio.SocketStream) -> None:
-        await stream.send_all(b"welcome")
+                    async def handle(stream: trio.SocketStream) -> None:
+                        await stream.send_all(b"got " + await stream.receive_some())
 
-    async with listen(path) as opened, trio.open_nursery() as nursery:
-        nursery.start_soon(accept, opened, handle, nursery)
-        async with connected(path, hello=False) as raw:
-            (error,) = await raw.rest()
-            assert error["code"] == "forbidden"
-        nursery.cancel_scope.cancel()
-
-    async with listen(path) as opened, trio.open_nursery() as nursery:
-        nursery.start_soon(accept, opened, handle, nursery, [stranger])
-        async with connected(path, hello=False) as raw:
-            assert await raw.stream.receive_some() == b"welcome"
-        nursery.cancel_scope.cancel()
+                    nursery.start_soon(accept, opened, handle, nursery)
+                    assert await early.receive_some() == b"got already here"
+                    nursery.cancel_scope.cancel()
+            assert path.is_socket()
 
 
 @trio_test
@@ -293,3 +293,18 @@ def test_the_default_path_without_a_runtime_folder(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(listener.sys, "platform", "darwin")
     monkeypatch.setenv("HOME", "/Users/ada")
     assert default_socket_path() == Path("/Users/ada/Library/Caches/laned/laned.sock")
+
+
+def test_a_runtime_folder_that_may_not_be_looked_at_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd's ProtectHome= hides /run/user."""
+    real = os.stat
+
+    def refuse(path: str, **options: object) -> os.stat_result:
+        if str(path).startswith("/run/user"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(listener.sys, "platform", "linux")
+    monkeypatch.setattr(os, "stat", refuse)
+    assert default_socket_path() == Path(f"/tmp/laned-{os.getuid()}/laned.sock")

@@ -104,6 +104,19 @@ def test_levels_hold_for_us_and_others_are_heard_from_warnings_on() -> None:
     assert [line.split(" ", 2)[2] for line in lines(stream)] == ["ours", "theirs"]
 
 
+def test_the_last_errors_are_kept_for_whoever_asks() -> None:
+    for log_format in ("text", "json"):  # as after SIGHUP
+        log.configure(log_format, "error", io.StringIO())
+        logging.getLogger("scheduler.x").warning("a request failed")
+        logging.getLogger("scheduler.x").error("%s is wrong", log_format)
+    *_, first, last = log.last_errors()
+    assert (first["message"], last["message"], last["level"]) == ("text is wrong", "json is wrong", "error")
+    assert last["time"].endswith("Z")
+    for number in range(50):
+        logging.getLogger("scheduler.x").error("error %d", number)
+    assert [error["message"] for error in log.last_errors()] == [f"error {number}" for number in range(45, 50)]
+
+
 def test_configuring_twice_does_not_write_twice() -> None:
     stream = io.StringIO()
     log.configure("text", "info", stream)

@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lanes.lane import EngineGauges, ModelInfo, StepResult
 from scheduler.metrics import OUTCOMES, Metrics, Readings
+from store.keeping import KeeperStats
+from store.store import StoreStats
 
 GAUGES = EngineGauges(
     slots=8,
@@ -21,20 +23,27 @@ GAUGES = EngineGauges(
     mlx_cache_bytes=3000,
     mlx_peak_bytes=4000,
 )
-INFO = ModelInfo("tiny", "llama", 9, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, "float32", "cpu", "openblas")
+INFO = ModelInfo(
+    "tiny", "llama", 9, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, "anywhere", "float32", "cpu", "openblas"
+)
+
+STORE = StoreStats(memory_bytes=10, memory_segments=1, disk_restored_bytes=7, disk=KeeperStats(bytes=30, segments=2))
 
 
 def used() -> Metrics:
     """Metrics in which everything has happened once, so that every series is there."""
-    metrics = Metrics(lambda: Readings(1, 2, 3, 4, GAUGES))
+    readings = Readings(running=1, waiting=2, prefilling=3, connections=4, engine=GAUGES, store=STORE)
+    metrics = Metrics(lambda: readings)
     metrics.loaded(INFO)
     metrics.connected()
     metrics.connection_refused("hello_timeout")
     metrics.arrived()
     metrics.admitted(0.02)
     metrics.step(StepResult(seconds=0.1, rows_decoded=2, chunk_tokens=7))
-    metrics.first_token(0.3, prompt_tokens=8, cached_tokens=3)
+    metrics.first_token(0.3, prompt_tokens=8, from_memory=3, from_disk=2)
     metrics.token(0.04)
+    metrics.store_asked(hit=True)
+    metrics.store_saved(1.5)
     metrics.finished("stop", 0.5, completion_tokens=2)
     return metrics
 
@@ -75,7 +84,8 @@ def test_the_names_that_readers_look_for_are_there() -> None:
     found = samples(used())
     for name in (
         *(f"laned_requests_{state}" for state in ("running", "waiting", "prefilling")),
-        *(f"laned_{kind}_tokens_total" for kind in ("prompt", "generation")),
+        "laned_generation_tokens_total",
+        *(f"laned_prompt_tokens_total{{source={source}}}" for source in ("computed", "memory", "disk")),
         "laned_time_to_first_token_seconds_count",
         "laned_inter_token_latency_seconds_count",
         "laned_e2e_request_latency_seconds_count",
@@ -106,11 +116,12 @@ def test_each_method_moves_its_own_metrics_and_nothing_else() -> None:
 
     assert moved(Metrics.arrived) == {"laned_requests_received_total": 1}
     assert moved(lambda m: m.admitted(0.5)) == timed("request_queue_time_seconds", 0.5)
-    assert moved(lambda m: m.first_token(0.5, 9, 4)) == {
+    assert moved(lambda m: m.first_token(0.5, 9, from_memory=3, from_disk=1)) == {
         **timed("time_to_first_token_seconds", 0.5),
         **timed("request_prompt_tokens", 9),
-        "laned_prompt_tokens_total": 9,
-        "laned_prompt_tokens_cached_total": 4,
+        "laned_prompt_tokens_total{source=computed}": 5,
+        "laned_prompt_tokens_total{source=memory}": 3,
+        "laned_prompt_tokens_total{source=disk}": 1,
         "laned_generation_tokens_total": 1,
     }
     assert moved(lambda m: m.token(0.1)) == {
@@ -132,6 +143,9 @@ def test_each_method_moves_its_own_metrics_and_nothing_else() -> None:
         "laned_prefill_tokens_total": 50,
     }
     assert moved(lambda m: m.step(StepResult(seconds=0.2))) == {}
+    assert moved(lambda m: m.store_asked(hit=True)) == {"laned_store_queries_total{result=hit}": 1}
+    assert moved(lambda m: m.store_asked(hit=False)) == {"laned_store_queries_total{result=miss}": 1}
+    assert moved(lambda m: m.store_saved(2.5)) == {"laned_store_saved_seconds_total": 2.5}
     assert moved(Metrics.connected) == {"laned_connections_total": 1}
     assert moved(lambda m: m.connection_refused("x")) == {"laned_connections_refused_total{reason=x}": 1}
     with pytest.raises(KeyError):
@@ -151,6 +165,14 @@ def test_gauges_are_the_owners_at_the_moment_of_the_scrape() -> None:
     shown = [found[f"laned_{name}"] for name in ("slots", "slots_used", "cached_tokens", "cache_bytes")]
     assert shown == [8, 2, 12, 1000]
     assert [found[f"laned_mlx_{name}_bytes"] for name in ("active", "cache", "peak")] == [2000, 3000, 4000]
+
+
+def test_the_store_is_shown_by_tier_and_only_where_there_is_one() -> None:
+    found = samples(used())
+    assert [found[f"laned_store_bytes{{tier={tier}}}"] for tier in ("memory", "disk")] == [10, 30]
+    assert [found[f"laned_store_segments{{tier={tier}}}"] for tier in ("memory", "disk")] == [1, 2]
+    assert [found[f"laned_store_restored_bytes_total{{tier={tier}}}"] for tier in ("memory", "disk")] == [0, 7]
+    assert "laned_store_bytes{tier=disk}" not in samples(Metrics())
 
 
 def test_two_daemons_in_one_process_count_apart() -> None:

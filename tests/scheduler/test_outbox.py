@@ -3,14 +3,39 @@ from hypothesis import strategies as st
 
 from scheduler.codec import decode_reply
 from scheduler.outbox import GROWN_BYTES, TAKE_BYTES, Outbox
-from scheduler.protocol import Delta, Done, Error, Pong, Reply, Timings, Usage
+from scheduler.protocol import (
+    Delta,
+    Done,
+    Error,
+    FunctionCall,
+    Pong,
+    Reply,
+    Timings,
+    TokenLogprob,
+    ToolCall,
+    TopLogprob,
+    Usage,
+)
 from store.framing import FrameDecoder
 
 LAW = settings(deadline=None)
 
 ids = st.sampled_from(["a", "b", 1])
-deltas = st.builds(Delta, ids, st.text(max_size=5), st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple))
-ends = st.builds(lambda id: Done(id, "stop", Usage(1, 1, 0), Timings(0, 0, 0, 0)), ids)
+indices = st.integers(0, 2)
+texts = st.text(max_size=5)
+calls = st.builds(lambda name, said: ToolCall("c" * 128, FunctionCall(name, said)), texts.map("f".__add__), texts)
+tops = st.builds(TopLogprob, st.integers(0, 2**31 - 1), texts, st.floats(-99, 0)).map(lambda top: (top,))
+logprobs = st.builds(TokenLogprob, st.integers(0, 2**31 - 1), texts, st.floats(-99, 0), st.just(()) | tops)
+plain = st.builds(Delta, ids, texts, st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple), indices)
+rich = st.builds(
+    Delta, ids, texts, st.just((7,)), indices, texts, calls.map(lambda call: (call,)), logprobs.map(lambda one: (one,))
+)
+deltas = plain | rich
+ends = st.builds(
+    lambda id, index: Done(id, "stop", Usage(1, 1, 0), Timings(0, 0, 0, 0), index=index),
+    ids,
+    indices,
+)
 others = st.builds(Pong, st.integers(0, 9)) | st.builds(Error, st.just("bad_request"), st.text(max_size=9), ids)
 
 
@@ -21,16 +46,24 @@ def decoded(data: bytes) -> list[Reply]:
 
 
 def joined(replies: list[Reply]) -> dict[object, list[object]]:
-    """What a client can rely on: per request, its replies in order, the deltas between two others added up."""
+    """What a client can rely on: per answer, its replies in order, the deltas between two others added up."""
     seen: dict[object, list[object]] = {}
     for reply in replies:
-        said = seen.setdefault(getattr(reply, "id", "no request"), [])
+        said = seen.setdefault((getattr(reply, "id", "no request"), getattr(reply, "index", None) or 0), [])
         if not isinstance(reply, Delta):
             said.append(reply)
             continue
         last = said[-1] if said else None
         if isinstance(last, Delta):
-            said[-1] = Delta(reply.id, last.text + reply.text, last.token_ids + reply.token_ids)
+            said[-1] = Delta(
+                reply.id,
+                last.text + reply.text,
+                last.token_ids + reply.token_ids,
+                reply.index,
+                last.reasoning + reply.reasoning,
+                last.tool_calls + reply.tool_calls,
+                last.logprobs + reply.logprobs,
+            )
         else:
             said.append(reply)
     return seen
@@ -57,12 +90,12 @@ def test_what_is_taken_is_what_was_put(script: list[Reply | None]) -> None:
 
 @LAW
 @given(st.lists(deltas, min_size=1))
-def test_unsent_deltas_of_a_request_are_one_frame(script: list[Delta]) -> None:
+def test_unsent_deltas_of_an_answer_are_one_frame(script: list[Delta]) -> None:
     outbox = Outbox(1 << 20)
     for delta in script:
         outbox.put(delta)
     frames = decoded(outbox.take())
-    assert len(frames) == len({delta.id for delta in script})
+    assert len(frames) == len({(delta.id, delta.index) for delta in script})
 
 
 @LAW
@@ -105,5 +138,5 @@ def test_a_long_delta_is_cut_and_taken_in_parts() -> None:
         outbox.check()
         assert TAKE_BYTES < len(data) < 2 * GROWN_BYTES or not outbox
         parts += decoded(data)
-    assert joined(parts) == {"a": [Delta("a", text * num_deltas, (7,) * num_deltas)]}
+    assert joined(parts) == {("a", 0): [Delta("a", text * num_deltas, (7,) * num_deltas)]}
     assert len(parts) > 2

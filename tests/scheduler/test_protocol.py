@@ -19,13 +19,20 @@ from scheduler.protocol import (
     Delta,
     Done,
     Error,
+    Flush,
+    Flushed,
+    FunctionCall,
     Hello,
     Message,
     Ping,
     Pong,
     Status,
+    StructuredOutputs,
     Submit,
     Timings,
+    TokenLogprob,
+    ToolCall,
+    TopLogprob,
     Usage,
 )
 from store.framing import FrameDecoder, encode_frame
@@ -60,43 +67,80 @@ answers = st.fixed_dictionaries(
         "stop_token_ids": tuples(tokens, 0, 4),
         "ignore_eos": st.booleans(),
         "stream": st.booleans(),
+        "xtc_probability": st.floats(0, 1),
+        "xtc_threshold": st.floats(0, 0.5),
+        "repetition_penalty": st.floats(0.01, 100),
+        "presence_penalty": st.floats(-100, 100),
+        "frequency_context_size": st.integers(1, 2**31 - 1),
+        "logit_bias": maybe(st.dictionaries(tokens.map(str), st.floats(-100, 100), max_size=4)),
+        "n": st.integers(1, 128),
+        "logprobs": st.just(True),
+        "top_logprobs": st.integers(0, 20),
     }
 )
+shapes = st.one_of(
+    st.builds(lambda schema: StructuredOutputs(json=schema), variables),
+    st.just(StructuredOutputs(json_object=True)),
+    st.builds(lambda text: StructuredOutputs(regex=text), st.text(min_size=1)),
+    st.builds(lambda texts: StructuredOutputs(choice=texts), tuples(st.text(min_size=1), 1, 4)),
+    st.builds(lambda text: StructuredOutputs(grammar=text), st.text(min_size=1)),
+)
+names = st.text(min_size=1, max_size=128)
+calls = st.builds(ToolCall, names, st.builds(FunctionCall, names, st.text()))
+messages = st.one_of(
+    st.builds(Message, st.text(min_size=1, max_size=64), st.text(min_size=1), maybe(names)),
+    st.builds(lambda called: Message("assistant", tool_calls=called), tuples(calls, 1, 3)),
+    st.builds(lambda id: Message("tool", "5", tool_call_id=id), names),
+)
 prompts = (
-    st.fixed_dictionaries({"prompt": st.text(min_size=1)})
+    st.fixed_dictionaries({"prompt": st.text(min_size=1), "echo": st.booleans(), "min_tokens": st.integers(0, 9)})
+    | st.builds(lambda shape: {"prompt": "a", "structured_outputs": shape, "ignore_eos": False}, shapes)
     | st.fixed_dictionaries({"prompt_token_ids": tuples(tokens, 1, 9)})
     | st.fixed_dictionaries(
         {
-            "messages": tuples(st.builds(Message, st.text(min_size=1, max_size=64), st.text()), 1, 4),
+            "messages": tuples(messages, 1, 4),
+            "tools": tuples(variables, 0, 3),
             "chat_template_kwargs": maybe(variables),
         }
     )
 )
+logprobs = st.floats(allow_nan=False, allow_infinity=False)
+tops = st.builds(TopLogprob, tokens, st.text(), logprobs)
 usages = st.builds(Usage, counts, counts, counts)
 timings = st.builds(Timings, seconds, seconds, seconds, seconds, maybe(seconds))
 
+parts: dict[str, Any] = {
+    "index": counts,
+    "reasoning": st.text(),
+    "tool_calls": tuples(calls, 0, 2),
+    "logprobs": tuples(st.builds(TokenLogprob, tokens, st.text(), logprobs, tuples(tops, 0, 3)), 0, 3),
+}
+
 requests = {
     ClientHello: st.builds(ClientHello, counts, maybe(st.text(max_size=256))),
-    Submit: st.builds(lambda answer, prompt: Submit(**answer, **prompt), answers, prompts),
+    Submit: st.builds(lambda answer, prompt: Submit(**{**answer, **prompt}), answers, prompts),
     Cancel: st.builds(Cancel, ids),
     AskStatus: st.just(AskStatus()),
     Ping: st.builds(Ping, maybe(ids)),
+    Flush: st.builds(Flush),
 }
 replies = {
     Hello: st.builds(Hello, counts, st.text(), st.text()),
-    Delta: st.builds(Delta, ids, st.text(), tuples(tokens, 0, 9)),
+    Delta: st.builds(Delta, ids, st.text(), tuples(tokens, 0, 9), **parts),
     Done: st.builds(
         Done,
         ids,
-        st.sampled_from(["stop", "length", "cancelled"]),
+        st.sampled_from(["stop", "tool_calls", "length", "cancelled"]),
         usages,
         timings,
         maybe(st.text() | tokens),
         maybe(st.text()),
+        **parts,
     ),
-    Error: st.builds(Error, st.sampled_from(sorted(ERROR_CODES)), st.text(), maybe(ids), maybe(seconds)),
+    Error: st.builds(Error, st.sampled_from(sorted(ERROR_CODES)), st.text(), maybe(ids), maybe(seconds), maybe(counts)),
     Status: st.builds(Status, variables),
     Pong: st.builds(Pong, maybe(ids)),
+    Flushed: st.builds(Flushed, st.booleans()),
 }
 
 
@@ -208,7 +252,34 @@ BAD = [
     (chat({"role": "user"}), r"messages\[0\].content is missing"),
     (chat({"role": "user", "content": "a"}, {"role": "", "content": "a"}), r"messages\[1\].role is empty"),
     (chat({"role": "user", "content": ["a"]}), r"messages\[0\].content must be a string"),
-    (chat({"role": "user", "content": "a", "name": "b"}), r"messages\[0\] has no field 'name'"),
+    (chat({"role": "user", "content": "a", "image": "b"}), r"messages\[0\] has no field 'image'"),
+    (chat({"role": "tool", "content": "a", "tool_call_id": 7}), r"messages\[0\].tool_call_id must be a string"),
+    (chat({"role": "assistant", "tool_calls": []}), r"messages\[0\].content is missing"),
+    (chat({"role": "assistant", "tool_calls": [{"id": "a"}]}), r"tool_calls\[0\].function is missing"),
+    (chat({"role": "u", "content": "a"}, echo=True), "submit.echo goes with prompt"),
+    (chat({"role": "u", "content": "a"}, tools=[1]), r"submit.tools\[0\] must be a map"),
+    (chat({"role": "u", "content": "a"}, tool_choice="required"), "must be one of auto, none, not 'required'"),
+    (submit(tools=[{}]), "submit.tools go with messages"),
+    (submit(xtc_threshold=0.6), "xtc_threshold must be a finite number from 0 to 0.5"),
+    (submit(repetition_penalty=0), "1 switches it off"),
+    (submit(presence_penalty="1"), "0 switches it off"),
+    (submit(frequency_context_size=0), "frequency_context_size must be an integer from 1"),
+    (submit(logit_bias={"a": 1}), "logit_bias has the key 'a', which is no token id"),
+    (submit(logit_bias={"-1": 1}), "logit_bias has the key '-1'"),
+    (submit(logit_bias={"9" * 11: 1}), "which is no token id"),
+    (submit(logit_bias={"5": 101}), r"logit_bias\[5\] must be a finite number from -100 to 100"),
+    (submit(logit_bias=[[5, 1]]), "a map of at most 1024 token ids"),
+    (submit(n=0), "n must be an integer from 1 to 128"),
+    (submit(top_logprobs=5), "top_logprobs needs logprobs"),
+    (submit(logprobs=True, top_logprobs=21), "from 0 to 20"),
+    (submit(structured_outputs={}), "takes one of json, json_object, regex, choice, grammar, not none"),
+    (submit(structured_outputs={"json": {}, "regex": "a"}), "not json and regex"),
+    (submit(structured_outputs={"json": True}), "structured_outputs.json must be a map"),
+    (submit(structured_outputs={"json_object": False}), "json_object must be true"),
+    (submit(structured_outputs={"jsn": {}}), 'did you mean "json"'),
+    (submit(structured_outputs={"choice": []}), "choice is empty"),
+    (submit(structured_outputs={"regex": "a"}, ignore_eos=True), "neither ignore_eos nor min_tokens"),
+    (submit(structured_outputs={"regex": "a"}, min_tokens=1), "neither ignore_eos nor min_tokens"),
     (chat({"role": "user", "content": "a"}, chat_template_kwargs=[]), "chat_template_kwargs must be a map"),
     (submit(chat_template_kwargs={}), "go with messages"),
     (submit(max_tokens=0), "not 0: leave it out for the daemon's default, or ask for 1 at least"),

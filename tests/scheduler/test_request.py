@@ -11,18 +11,22 @@ from lanes.lane import RowSpec, Sampling
 from scheduler.protocol import Delta, Done, Error, Reply, Usage
 from scheduler.request import MOVES, IllegalMove, Request, State, Wish
 from scheduler.text import TextStream
+from scheduler.transcript import Transcript
 from tests.scheduler.bytes_tokenizer import END, ByteStream
 
 # The way from the beginning to each state.
 PATHS = {
     State.WAITING: (),
+    State.RECALLING: (State.RECALLING,),
     State.PREFILLING: (State.PREFILLING,),
     State.DECODING: (State.PREFILLING, State.DECODING),
     State.ASIDE: (State.PREFILLING, State.DECODING, State.ASIDE),
     State.FINISHED: (State.FINISHED,),
 }
 LEGAL = {
+    (State.WAITING, State.RECALLING),
     (State.WAITING, State.PREFILLING),
+    (State.RECALLING, State.PREFILLING),
     (State.PREFILLING, State.DECODING),
     (State.DECODING, State.ASIDE),
     (State.ASIDE, State.DECODING),
@@ -34,7 +38,7 @@ def request_of(state: State = State.DECODING, stops: tuple[str, ...] = (), **wis
     """A request in a state, of a prompt of three tokens that came at second 10, and what its client is told."""
     said: list[Reply] = []
     wish = {"max_tokens": 100, "stop_token_ids": frozenset({END}), **wish}
-    text = TextStream(ByteStream(), stops)
+    text = Transcript(TextStream(ByteStream(), stops))
     request = Request(7, Wish("me", (1, 2, 3), sampling=Sampling(seed=4), **wish), text, said.append, arrived_s=10.0)
     for step in PATHS[state]:
         request.advance(step)
@@ -170,7 +174,7 @@ def test_a_stop_string_that_only_the_end_brings_to_light_is_a_stop() -> None:
 
     said: list[Reply] = []
     wish = Wish("me", (1,), max_tokens=2, sampling=Sampling())
-    request = Request(1, wish, TextStream(Late(), ("<end>",)), said.append, 0.0)
+    request = Request(1, wish, Transcript(TextStream(Late(), ("<end>",))), said.append, 0.0)
     request.advance(State.PREFILLING)
     request.advance(State.DECODING)
     feed(request, 1, 2)

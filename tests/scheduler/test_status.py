@@ -43,6 +43,7 @@ REPORT: dict[str, Any] = {
         "mlx_cache_bytes": 10 * 2**20,
         "mlx_peak_bytes": 900 * 2**20,
     },
+    "last_errors": [{"time": "2026-01-02T03:04:05.678Z", "level": "error", "message": "the disk is \x1bfull"}],
 }
 
 
@@ -58,6 +59,7 @@ def test_all_of_the_report_is_shown() -> None:
         "laned 0.1.0: SmolLM2",
         "up 1 d 2 h",
         "process 4711",
+        r"2026-01-02 03:04:05 the disk is \x1bfull",
         "socket /run/user/1000/laned.sock",
         "metrics http://[::1]:9100/metrics",
         "type llama, float32, 538.0 MiB of weights",

@@ -107,7 +107,7 @@ def one_by_one() -> list[int]:
 
 def _run(make_row: RowMaker, caches: SlotCaches | SoloCaches, rows: list[tuple[int, RowSpec]]) -> list[Answer]:
     recording = Recording(make_row.model, caches)
-    driver = Driver(MlxEngine(make_row, INFO, Decoder(caches, recording)), CHUNK_TOKENS)
+    driver = Driver(MlxEngine(make_row, INFO, Decoder(caches, recording), early_reads=True), CHUNK_TOKENS)
     answers = driver.run([(arrival, spec, ROWS[spec.row_id][2]) for arrival, spec in rows])
     assert not driver.failures, driver.failures
     return [Answer(answers[spec.row_id], recording.logits[spec.row_id]) for _, spec in rows]

@@ -1,0 +1,87 @@
+"""Rows become plain bytes: what their caches hold is copied once, and handed out.
+
+A part of a row is its columns [start, stop) and, for models with rings or recurrent state, what these were at each
+boundary in it. What a ring holds at a boundary may begin before the part: that lies in the part before it, which ends
+at a boundary too. So of a ring a part has
+
+    the union, over its boundaries, of what a ring holds there, cut to [start, stop)
+
+each token once, however many boundaries want it.
+
+Copies are evaluated before the turn goes on: one under way would hold the arrays that it reads, and MLX writes in place
+only what nobody else holds (measured on an H200: the next step copied the whole lane). Where they have to go on to the
+host's memory, that is done while the device computes the turn's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from lanes.boundary import Saved
+from lanes.rows.held import Held, copied_columns
+from lanes.rows.runs import cut, joined, ranges_of
+from store.checkpoint import Part, Range, TensorSpec
+
+Tensors = list[tuple[TensorSpec, mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A part whose bytes, uint8 [nbytes] for each tensor, are copied, and may be the device's still."""
+
+    start: int
+    stop: int
+    boundaries: tuple[int, ...] | None
+    specs: tuple[TensorSpec, ...]
+    content: Sequence[Any]
+
+    def part(self, host_memory: bool) -> Part:
+        """host_memory: whether arrays lie where everybody can read them; the part's buffers are then those."""
+        content = self.content if host_memory else [np.array(each) for each in self.content]
+        buffers = tuple(memoryview(each) for each in content)
+        return Part(self.start, self.stop, self.boundaries, self.specs, buffers)
+
+
+def freeze(row: Sequence[Held], saved: Saved, start: int, stop: int, anywhere: bool) -> Frozen:
+    """The part [start, stop) of a row, of which its caches hold `stop` tokens, or more where it can be cut anywhere."""
+    boundaries = None if anywhere else (*(at for at in saved.boundaries if start < at < stop), stop)
+    tensors: Tensors = []
+    for held in row:
+        if held.runs is None:
+            continue
+        sources, ranges = [held], joined([(start, stop)])
+        if held.ring is not None:
+            sources += saved.rings.get(held.place, [])
+            ranges = cut(joined(r for at in boundaries or () for r in ranges_of(held.ring.runs(at))), start, stop)
+        tensors += _named(held, copied_columns(sources, ranges), ranges=ranges)
+    for at in boundaries or ():
+        for held in saved.state.get(at, row):
+            if held.runs is None:
+                own = [None if array is None else mx.contiguous(array) for array in held.arrays]
+                tensors += _named(held, own, at=at)
+    content = [array.flatten().view(mx.uint8) for _, array in tensors]
+    mx.eval(content)
+    return Frozen(start, stop, boundaries, tuple(spec for spec, _ in tensors), content)
+
+
+def _named(
+    held: Held, arrays: Iterable[mx.array | None], ranges: tuple[Range, ...] = (), at: int | None = None
+) -> Tensors:
+    found: Tensors = []
+    for index, array in enumerate(arrays):
+        if array is not None:
+            assert array.shape[0] == 1, f"{array.shape} is not of one row"
+            name = ".".join(map(str, (*held.place, index)))
+            found.append((TensorSpec(name, dtype_name(array.dtype), array.shape[1:], ranges, at), array))
+    return found
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """As store.checkpoint has it."""
+    name = str(dtype).removeprefix("mlx.core.")
+    return "bool_" if name == "bool" else name

@@ -1,0 +1,86 @@
+"""What an engine remembers of its rows for as long as they are there: boundaries saved on their way, and the memory
+that a row is waiting for to be filled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from lanes.boundary import Remembers, Saved
+from lanes.freeze import Frozen, freeze
+from lanes.lane import Freeze, RowSpec
+from lanes.rows import held_alone
+from lanes.rows.held import Held
+from lanes.solo import RowMaker
+from lanes.thaw import Thaw
+from lanes.tuning import backend
+from store.checkpoint import Destination
+
+logger = logging.getLogger(__name__)
+
+
+class RowMemory:
+    """Of all rows of an engine. What fails here ends no row: it is logged, and the row goes on without."""
+
+    def __init__(self, make_row: RowMaker, remembers: Remembers) -> None:
+        """remembers: see lanes.lane.ModelInfo."""
+        self.make_row = make_row
+        self.remembers = remembers
+        self.host_memory = backend() != "cuda"
+        self._saved: dict[int, Saved] = {}
+        self._thaws: dict[int, Thaw] = {}
+
+    @property
+    def rows(self) -> set[int]:
+        return {*self._saved, *self._thaws}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(saved.nbytes for saved in self._saved.values()) + sum(t.nbytes for t in self._thaws.values())
+
+    def save(self, row_id: int, caches: Sequence[Any], at: int) -> list[mx.array]:
+        """The row is at a boundary, with `at` tokens in caches of its own. Returns arrays that are being computed."""
+        if self.remembers != "boundaries":
+            return []
+        try:
+            begun = self._saved.setdefault(row_id, Saved()).add(held_alone(caches, at), at)
+            mx.async_eval(begun)
+        except Exception:
+            logger.warning("row %d could not be saved at %d tokens", row_id, at, exc_info=True)
+            return []
+        return begun
+
+    def freeze(self, wanted: Freeze, row: Sequence[Held], length: int) -> Frozen:
+        """What is wanted of a row that has `length` tokens. Whatever it raises, the row can go on."""
+        anywhere, saved = self.remembers == "anywhere", self._saved.get(wanted.row_id, Saved())
+        least = wanted.stop if anywhere else length
+        assert wanted.start < wanted.stop == least <= length, f"{wanted} of a row of {length} tokens"
+        return freeze(row, saved, wanted.start, wanted.stop, anywhere)
+
+    def admit(self, spec: RowSpec) -> tuple[Destination, ...]:
+        """Where to read what is known of the row; nowhere, if memory for it cannot be made."""
+        if spec.recall is None:
+            return ()
+        try:
+            thaw = Thaw(self.make_row(), spec.recall, len(spec.prompt), self.host_memory)
+        except Exception:
+            logger.warning("row %d cannot be recalled", spec.row_id, exc_info=True)
+            return ()
+        self._thaws[spec.row_id] = thaw
+        return thaw.destinations
+
+    def recalled(self, row_id: int) -> Thaw | None:
+        """The memory that was made for the row; nobody else knows of it from now on."""
+        return self._thaws.pop(row_id, None)
+
+    def fork(self, source: int, target: int) -> None:
+        """A row goes on from where another is."""
+        if source in self._saved:
+            self._saved[target] = self._saved[source].copy()
+
+    def forget(self, row_id: int) -> None:
+        self._saved.pop(row_id, None)
+        self._thaws.pop(row_id, None)

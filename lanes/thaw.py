@@ -1,0 +1,129 @@
+"""Rows are made of plain bytes: memory for what is known of them, which somebody fills, and then caches of it.
+
+Where the device computes in the host's memory, that memory is the caches' own: keys and values are read to where they
+are used, and a prompt that goes on finds room behind them, since mlx-lm's caches copy all they hold in order to grow.
+Elsewhere the bytes are read into the host's memory and copied to the device as they are, which can grow them fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import CacheList
+
+from lanes.blank import blank
+from lanes.rows import rows_like
+from lanes.rows.columns import ColumnRows
+from lanes.rows.ssm import SSMRows
+from store.checkpoint import Destination, Recall, TensorSpec, columns_of
+
+# As mlx-lm's caches grow.
+GROWTH_TOKENS = 256
+
+Place = tuple[int, ...]
+
+
+class Misfit(Exception):
+    """What is recalled is not of this model's caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Bytes for one array of shape [1, ...]: uint8, MLX's where it computes in the host's memory, else numpy's."""
+
+    content: mx.array | np.ndarray[Any, Any]
+    shape: tuple[int, ...]
+    dtype: str
+
+    def array(self) -> mx.array:
+        """The array, lazy."""
+        content = self.content if isinstance(self.content, mx.array) else mx.array(self.content)
+        return content.view(getattr(mx, self.dtype)).reshape(self.shape)
+
+
+class Thaw:
+    """A row of which the first recall.tokens tokens are to be filled in."""
+
+    def __init__(self, empty: Sequence[Any], recall: Recall, prompt_tokens: int, host_memory: bool) -> None:
+        """empty: the row's caches with nothing in them. prompt_tokens: how many there will be at least.
+
+        Raises Misfit where recall.specs and the caches do not fit together.
+        """
+        self.tokens = recall.tokens
+        self.host_memory = host_memory
+        self._room_tokens = -(-prompt_tokens // GROWTH_TOKENS) * GROWTH_TOKENS if host_memory else 0
+        self._empty = empty
+        self._memory: dict[Place, dict[int, _Memory]] = {}
+        destinations: list[Destination] = []
+        specs = dict(_by_place(recall.specs))
+        for place, cache in _leaves(empty):
+            for index, spec in sorted(specs.pop(place, {}).items()):
+                memory, destination = self._memory_for(cache, spec)
+                self._memory.setdefault(place, {})[index] = memory
+                destinations.append(destination)
+        if specs:
+            raise Misfit(f"there is no cache for {sorted(specs)}")
+        self.destinations = tuple(destinations)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memory.content.nbytes for arrays in self._memory.values() for memory in arrays.values())
+
+    def caches(self) -> list[Any]:
+        """The row's caches, once all destinations are filled. Nobody may look at these any more."""
+        for destination in self.destinations:
+            destination.buffer.release()
+        arrays = {place: {i: m.array() for i, m in each.items()} for place, each in self._memory.items()}
+        mx.eval([list(each.values()) for each in arrays.values()])
+        # What is left of the memory is in these arrays alone: so it is written in place when the row goes on.
+        self._memory.clear()
+        return [self._filled(cache, (index,), arrays) for index, cache in enumerate(self._empty)]
+
+    def _memory_for(self, cache: Any, spec: TensorSpec) -> tuple[_Memory, Destination]:
+        rows = rows_like(cache)
+        if isinstance(rows, ColumnRows) == (spec.at is not None):
+            raise Misfit(f"{spec} is not of a {rows.kind}")
+        wanted, shape = spec, spec.shape
+        if isinstance(rows, ColumnRows):
+            wanted = columns_of(spec, rows.held_ranges(self.tokens))
+            heads, columns, dim = wanted.shape
+            shape = (heads, columns if rows.ring else max(columns, self._room_tokens), dim)
+        nbytes = TensorSpec(spec.name, spec.dtype, shape).nbytes
+        content: Any = blank(nbytes) if self.host_memory else np.empty(nbytes, np.uint8)
+        buffer = memoryview(content)
+        head_bytes = nbytes // shape[0] if isinstance(rows, ColumnRows) else nbytes
+        return _Memory(content, (1, *shape), spec.dtype), Destination(wanted, buffer, head_bytes)
+
+    def _filled(self, cache: Any, place: Place, arrays: dict[Place, dict[int, mx.array]]) -> Any:
+        if isinstance(cache, CacheList):
+            members = enumerate(cache.caches)
+            return CacheList(*(self._filled(member, (*place, index), arrays) for index, member in members))
+        found = arrays.get(place)
+        if found is None:  # its layer does not use it
+            return cache
+        rows = rows_like(cache)
+        if isinstance(rows, SSMRows):
+            return rows.solo_row([found.get(index) for index in range(len(cache.cache))], self.tokens)
+        assert isinstance(rows, ColumnRows), f"{type(cache).__name__} is of no known kind"
+        return rows.solo_row([found[index] for index in range(len(found))], self.tokens)
+
+
+def _by_place(specs: Sequence[TensorSpec]) -> dict[Place, dict[int, TensorSpec]]:
+    found: dict[Place, dict[int, TensorSpec]] = {}
+    for spec in specs:
+        *place, index = map(int, spec.name.split("."))
+        found.setdefault(tuple(place), {})[index] = spec
+    return found
+
+
+def _leaves(caches: Sequence[Any], above: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Each cache, of a CacheList its members, with its place."""
+    for index, cache in enumerate(caches):
+        if isinstance(cache, CacheList):
+            yield from _leaves(cache.caches, (*above, index))
+        else:
+            yield (*above, index), cache

@@ -1,0 +1,67 @@
+"""Whose prompt is processed next, and how much of it, so that all get on: those that decode and those that do not yet.
+
+Each request under way is to have the same share of the device's time, decoding or being processed. So with n rows
+decoding, a prompt earns a second for every n that steps take, and spends what its chunks take. It may begin a chunk as
+long as it owes nothing: a short prompt is processed at once, and a long one takes no more from the rows than one more
+row would. Where nothing decodes nothing is owed.
+
+Of those that owe nothing, the prompt with the least left goes first. One that others have passed counts as that much
+shorter, so that each waits for no more than its own length of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lanes.lane import Chunk
+from scheduler.rates import ChunkSize
+from scheduler.request import Request
+
+
+class ChunkPlan:
+    """shared_prompt_tokens: see lanes.lane.ModelInfo."""
+
+    def __init__(self, chunk_size: ChunkSize, shared_prompt_tokens: int) -> None:
+        self.chunk_size = chunk_size
+        self.shared_prompt_tokens = shared_prompt_tokens
+
+    def next(self, prompts: Collection[Request], num_decoding: int) -> tuple[Chunk | None, tuple[int, ...]]:
+        """The next chunk beside a step of so many rows, and the other short prompts that share its pass."""
+        if num_decoding:
+            for prompt in prompts:
+                prompt.credit_s += self.chunk_size.decode_s / num_decoding
+        ready = [prompt for prompt in prompts if prompt.credit_s >= 0 or not num_decoding]
+        request = min(ready, key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
+        if request is None:
+            return None, ()
+        most = self.chunk_size.tokens(rows_decoding=num_decoding > 0)
+        sharing = self._sharing(request, ready, most)
+        size = request.num_prompt_left if sharing else min(most, request.next_stop - request.num_processed)
+        for other in prompts:
+            if other is not request and other not in sharing:
+                other.num_passed_tokens += size * (1 + len(sharing))
+        if num_decoding:
+            for served in (request, *sharing):
+                served.credit_s -= self.chunk_size.seconds(size)
+        stop = request.num_processed + size
+        save = stop in request.boundaries and not sharing
+        return Chunk(request.row_id, request.num_processed, stop, save), tuple(other.row_id for other in sharing)
+
+    def _sharing(self, first: Request, prompts: Collection[Request], most_tokens: int) -> list[Request]:
+        """Other prompts, whole and short like the first, that fit into one pass with it when all are padded to the
+        longest."""
+
+        def is_short(request: Request) -> bool:
+            return request.num_processed == 0 and 0 < request.num_prompt_left <= self.shared_prompt_tokens
+
+        if not is_short(first):
+            return []
+        others = [request for request in prompts if request is not first and is_short(request)]
+        chosen: list[Request] = []
+        longest = first.num_prompt_left
+        for request in sorted(others, key=lambda request: request.num_prompt_left):
+            longest = max(longest, request.num_prompt_left)
+            if longest * (len(chosen) + 2) > most_tokens:
+                break
+            chosen.append(request)
+        return chosen

@@ -1,0 +1,134 @@
+"""What the scheduler has remembered of its rows: which part of a row is frozen when, and where it goes.
+
+A row is frozen when its prompt has been processed, if there is much that nobody knew, so that the next request with the
+same beginning need not wait for the end of this answer, and when it leaves, whatever the reason but a failure. Frozen
+is what the store does not have yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from lanes.lane import Freeze, StepResult
+from scheduler.beginnings import WORTH_WAITING_TOKENS, longest_beginning
+from scheduler.boundaries import boundaries
+from scheduler.request import Request
+from store.store import Draft, Found, Store
+
+# New tokens of a prompt from which on it is kept before its answer ends: fewer are soon computed again.
+WORTH_KEEPING_TOKENS = 256
+
+
+class Remembering:
+    """The scheduler's side of the store. cut_anywhere: see lanes.lane.ModelInfo.remembers."""
+
+    def __init__(self, store: Store, cut_anywhere: bool) -> None:
+        self.store = store
+        self.cut_anywhere = cut_anywhere
+        self._drafts: dict[int, Draft] = {}
+
+    def waits(self, request: Request, under_way: Iterable[Request]) -> bool:
+        """Whether a request had better wait for the same beginning of a prompt that is under way, which is then frozen
+        there."""
+        if not request.wish.reads_store or not self.store.holds_memory:
+            return False
+        longest = longest_beginning(request, under_way, self.cut_anywhere)
+        if longest is None:
+            return False
+        shared, other = longest
+        self._look_up(request)
+        if request.found and request.found.tokens + WORTH_WAITING_TOKENS > shared:
+            return False
+        other.awaited.add(shared)
+        return True
+
+    def recalls(self, request: Request, prompt_tokens_per_s: float | None) -> bool:
+        """Whether a row that is admitted now begins with what is known of its prompt: the request's `recall` is set.
+
+        That was looked up when the request came; more may be known by now.
+        """
+        if not request.wish.reads_store:
+            return False
+        found = self._look_up(request)
+        if self._is_sooner(found, prompt_tokens_per_s):
+            request.recall = found.recall
+        return request.recall is not None
+
+    def _look_up(self, request: Request) -> Found:
+        """The best that is known of a request's prompt."""
+        wish = request.wish
+        now = self.store.find_now(wish.prompt, wish.namespace, len(wish.prompt) - 1)
+        if request.found is not None and request.found.tokens >= now.tokens:
+            now.release()
+            return request.found
+        request.forget_found()
+        request.found = now
+        return now
+
+    def _is_sooner(self, found: Found, prompt_tokens_per_s: float | None) -> bool:
+        """Whether reading takes less time than computing, as far as both have been measured."""
+        rates = self.store.read_rate()
+        if prompt_tokens_per_s is None:
+            return True
+        read_s = sum(
+            num_bytes / rate
+            for num_bytes, rate in ((found.memory_bytes, rates.memory), (found.disk_bytes, rates.disk))
+            if rate is not None
+        )
+        return read_s < found.tokens / prompt_tokens_per_s
+
+    def plan_boundaries(self, request: Request) -> None:
+        """Where the prompt's chunks have to end, once it is known how much of it is recalled."""
+        if self.cut_anywhere or not request.wish.writes_store:
+            return
+        matched = request.found.matched if request.found else 0
+        wish = request.wish
+        request.boundaries = boundaries(len(wish.prompt), request.num_processed, matched, wish.system_tokens)
+
+    def freeze_prompts(self, requests: Iterable[Request]) -> Iterator[Freeze]:
+        """Called for all prompts under way, before those are merged that are processed. A short one waits for the end
+        of its answer, if it can be cut out then and nobody waits for it."""
+        for request in requests:
+            is_awaited = any(tokens <= request.num_processed for tokens in request.awaited)
+            request.awaited = {tokens for tokens in request.awaited if tokens > request.num_processed}
+            if is_awaited or request.num_prompt_left == 0:
+                at_once = is_awaited or not (self.cut_anywhere or request.end_is_saved)
+                if part := self._freeze(request, 1 if at_once else WORTH_KEEPING_TOKENS):
+                    yield part
+
+    def freeze(self, leaving: Iterable[Request]) -> Iterator[Freeze]:
+        """Called for rows that leave."""
+        for request in leaving:
+            if part := self._freeze(request, 1):
+                yield part
+
+    def _freeze(self, request: Request, least_tokens: int) -> Freeze | None:
+        held = request.num_held
+        if not request.is_kept or held - request.num_recalled < least_tokens:
+            return None
+        tokens = (*request.wish.prompt, *request.generated)[:held]
+        assert len(tokens) == held, f"row {request.row_id} holds {held} tokens, of which {len(tokens)} are known"
+        draft = self.store.draft(tokens, request.wish.namespace)
+        if draft is None:
+            return None
+        if held - draft.start < least_tokens:
+            draft.drop()
+            return None
+        assert request.row_id not in self._drafts, f"row {request.row_id} is frozen twice in a turn"
+        self._drafts[request.row_id] = draft
+        return Freeze(request.row_id, draft.start, draft.stop)
+
+    def book(self, result: StepResult) -> None:
+        """Keep what the turn has frozen."""
+        for row_id, part in result.frozen:
+            self.store.remember(self._drafts.pop(row_id), part)
+        self.drop()
+
+    def drop(self) -> None:
+        """What was to be frozen was not: the row failed, or the engine has."""
+        for draft in self._drafts.values():
+            draft.drop()
+        self._drafts.clear()
+
+    def check(self) -> None:
+        assert not self._drafts, f"rows {sorted(self._drafts)} were to be frozen, and nothing is said of them"

@@ -1,0 +1,89 @@
+"""A long prompt comes in while four rows decode, and a short newcomer while it is being processed: what the four keep
+of the rate they had before, and how long the newcomer waits for its first token. Ours, scheduler and engine without
+sockets, beside mlx-lm's BatchGenerator: the same requests at the same moments, in turns.
+
+Ours gives each request the same share of the device, so four rows beside one prompt keep four fifths, and the prompt
+takes five times as long as it would alone; the table tells that, too.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import dataclass
+from functools import partial
+
+from tests.bench.drive import BLAS, Ask, Ours, Outcome, Peer, Story, engine_for, play, random_prompt
+
+# isort: split
+from lanes.tuning import backend
+from tests.bench.harness import bench, interleave_long
+from tests.bench.models import default_model
+
+SEED = 5
+ROWS = 4
+ROW_TOKENS, NEWCOMER_TOKENS = 32, 50
+ENDLESS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The long prompt comes after quiet_s, the newcomer later_s after that."""
+
+    long_tokens: int
+    quiet_s: float
+    later_s: float
+
+    def asks(self) -> list[Ask]:
+        source = random.Random(SEED)
+        rows = [Ask(0.0, random_prompt(source, ROW_TOKENS), ENDLESS) for _ in range(ROWS)]
+        long = Ask(self.quiet_s, random_prompt(source, self.long_tokens), ENDLESS)
+        newcomer = Ask(self.quiet_s + self.later_s, random_prompt(source, NEWCOMER_TOKENS), ENDLESS)
+        return [*rows, long, newcomer]
+
+
+CPU, QUICK, GPU = Case(4000, 10.0, 5.0), Case(1000, 4.0, 2.0), Case(60_000, 2.0, 0.5)
+
+
+def rate(rows: list[Story], start_s: float, stop_s: float) -> float:
+    """Tokens a second of all rows together in a stretch of time."""
+    return sum(start_s <= at < stop_s for story in rows for at in story.token_s) / (stop_s - start_s)
+
+
+def kept(outcome: Outcome) -> float:
+    """The part of their rate that the rows kept while the long prompt was processed."""
+    *rows, long, _ = outcome.stories
+    settled_s = max(story.token_s[0] for story in rows)
+    return rate(rows, long.arrived_s, long.token_s[0]) / rate(rows, settled_s, long.arrived_s)
+
+
+def longest_gap(outcome: Outcome) -> float:
+    """Between two tokens of a row, milliseconds."""
+    *rows, _, _ = outcome.stories
+    return max(max(story.gaps_s) for story in rows) * 1000
+
+
+def main() -> None:
+    with bench("fairness", __doc__ or "") as run:
+        run.blas = BLAS.sentence
+        case = GPU if backend() != "cpu" else QUICK if run.quick else CPU
+        name, plain = default_model()
+        engine = engine_for(default_model()[1], 2 * ROWS)
+        asks = case.asks()
+        ours, peer = interleave_long(
+            1,
+            "fairness",
+            lambda report: play(Ours(engine, 2 * ROWS), asks, report, first_tokens_only=True),
+            lambda report: play(Peer(plain, 2 * ROWS), asks, report, first_tokens_only=True),
+        )
+        said = f"{name}, {ROWS} rows, then a prompt of {case.long_tokens:,} tokens, {case.later_s:g} s later one of 50"
+        run.add(said, "rate kept by the rows", "", [kept(o) for o in ours], [kept(o) for o in peer])
+        less = partial(run.add, said, more_is_better=False)
+        less("longest wait between tokens", "ms", [longest_gap(o) for o in ours], [longest_gap(o) for o in peer])
+        for place, whose in ((-1, "newcomer"), (-2, "long prompt")):
+            waits = [[statistics.median([o.stories[place].ttft_s]) for o in side] for side in (ours, peer)]
+            less(f"first token of the {whose}", "s", *waits)
+
+
+if __name__ == "__main__":
+    main()

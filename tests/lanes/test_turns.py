@@ -1,0 +1,108 @@
+"""When tokens are known, and before which work: turns that read a step later than they begin it, and early reads."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from lanes.engine import MlxEngine
+from lanes.lane import Chunk, RowSpec, Sampling, Step, StepResult
+from tests.lanes.driver import engine_for
+from tests.lanes.tiny import alone, prompt_of, tiny_llama
+
+MODEL = tiny_llama()
+FIRST, SECOND = RowSpec(1, prompt_of(1, 1), Sampling()), RowSpec(2, prompt_of(21, 2), Sampling())
+ANSWER, OTHER_ANSWER = (alone(MODEL, spec.prompt, 8)[0] for spec in (FIRST, SECOND))
+
+
+class Watched:
+    """A model that notes what it is called for: (rows, tokens) of each call."""
+
+    def __init__(self, failing_tokens: int = 0) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self.failing_tokens = failing_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(MODEL, name)
+
+    def __call__(self, tokens: mx.array, cache: Any) -> Any:
+        self.calls.append(tokens.shape)
+        if tokens.shape[1] == self.failing_tokens:
+            raise RuntimeError("this chunk fails")
+        return MODEL(tokens, cache=cache)
+
+
+def begun(early_reads: bool, failing_tokens: int = 0) -> tuple[Watched, MlxEngine, StepResult]:
+    """The first row is merged, and the second's prompt begun."""
+    model = Watched(failing_tokens)
+    engine = engine_for(model, early_reads=early_reads)
+    model.calls.clear()
+    return model, engine, engine.step(Step(admit=(FIRST, SECOND), merge=(1,), chunk=Chunk(2, 0, 12)))
+
+
+def test_a_step_is_read_a_turn_later_and_a_chunk_queued_behind_it() -> None:
+    model, engine, result = begun(early_reads=False)
+    assert model.calls == [(1, 1), (1, 12)]
+    assert (result.tokens, result.in_flight) == ((), True)
+    result = engine.step(Step(chunk=Chunk(2, 12, 20)))
+    assert model.calls[2:] == [(1, 1), (1, 8)]
+    assert (result.tokens, result.rows_decoded, result.chunk_tokens) == (((1, ANSWER[0]),), 1, 0)
+
+
+def test_an_early_read_tells_the_token_before_the_chunk_begins() -> None:
+    model, engine, result = begun(early_reads=True)
+    assert model.calls == [(1, 1)], "the chunk is held back"
+    assert (result.tokens, result.in_flight, result.chunk_tokens) == (((1, ANSWER[0]),), False, 0)
+    result = engine.step(Step(chunk=Chunk(2, 12, 20)))
+    assert model.calls[1:] == [(1, 12), (1, 1)]
+    assert (result.tokens, result.rows_decoded, result.chunk_tokens) == (((1, ANSWER[1]),), 1, 12)
+    result = engine.step(Step(merge=(2,)))
+    assert model.calls[3:] == [(1, 8), (2, 1)], "its prompt is whole before it is merged"
+    assert result.tokens == ((1, ANSWER[2]), (2, OTHER_ANSWER[0]))
+    assert result.chunk_tokens == 8
+
+
+def test_where_nothing_comes_a_step_is_read_a_turn_later_and_a_newcomer_catches_up() -> None:
+    _, engine, _ = begun(early_reads=True)
+    assert engine.step(Step(leave=(2,))).tokens == ()
+    result = engine.step(Step())
+    assert (result.tokens, result.in_flight) == (((1, ANSWER[1]),), True)
+    third = RowSpec(3, FIRST.prompt, Sampling())
+    result = engine.step(Step(admit=(third,), merge=(3,)))
+    assert result.tokens == ((1, ANSWER[2]), (1, ANSWER[3]), (3, ANSWER[0]))
+    assert (result.rows_decoded, result.in_flight) == (2, False)
+
+
+def test_the_last_token_of_a_row_that_has_left_is_told_before_the_chunk_that_follows() -> None:
+    model, engine, _ = begun(early_reads=True)
+    engine.step(Step())
+    calls = len(model.calls)
+    result = engine.step(Step(leave=(1,), chunk=Chunk(2, 12, 20)))
+    assert (result.tokens, model.calls[calls:]) == (((1, ANSWER[1]),), [])
+    assert engine.step(Step(merge=(2,))).tokens == ((2, OTHER_ANSWER[0]),)
+
+
+def test_a_chunk_without_rows_to_step_is_processed_in_its_turn() -> None:
+    model = Watched()
+    engine = engine_for(model, early_reads=True)
+    result = engine.step(Step(admit=(SECOND,), chunk=Chunk(2, 0, 20)))
+    assert (model.calls[-1], result.chunk_tokens) == ((1, 20), 20)
+    assert engine.step(Step(merge=(2,))).tokens == ((2, OTHER_ANSWER[0]),)
+
+
+@pytest.mark.parametrize("merge", [(), (2,)])
+def test_a_chunk_that_fails_when_it_was_held_back_ends_its_row_alone(merge: tuple[int, ...]) -> None:
+    _, engine, _ = begun(early_reads=True, failing_tokens=8)
+    assert not engine.step(Step(chunk=Chunk(2, 12, 20))).failures
+    result = engine.step(Step(merge=merge))
+    assert [row for row, _ in result.failures] == [2]
+    assert "this chunk fails" in result.failures[0][1]
+    assert engine.step(Step(leave=(2,))).rows == 1
+    engine.check()
+
+
+def test_a_held_back_chunk_of_a_row_that_leaves_is_nobodys() -> None:
+    _, engine, _ = begun(early_reads=True)
+    engine.step(Step(leave=(1, 2)))
+    assert engine.gauges().cache_bytes == 0
+    engine.check()

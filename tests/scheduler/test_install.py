@@ -1,0 +1,204 @@
+"""`laned install-service`, on a machine made of folders, and as a command with a systemctl that only writes down."""
+
+import os
+import plistlib
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler import install
+from scheduler.units import MARK, Machine, plan, systemd_word
+
+LINUX = Machine(
+    laned=("/opt/laned/bin/laned",),
+    templates=Path(__file__).parents[2] / "deploy",
+    home=Path("/home/ada"),
+    config_home=Path("/home/ada/.config"),
+)
+MAC = replace(LINUX, home=Path("/Users/ada"), is_mac=True)
+
+
+def lines(text: str, key: str) -> list[str]:
+    return [line.removeprefix(f"{key}=") for line in text.splitlines() if line.startswith(f"{key}=")]
+
+
+def test_a_service_of_the_machine() -> None:
+    made = plan(LINUX, ["--model", "org/x"], user=False)
+    texts = {str(file.path): file.text for file in made.files}
+    assert set(texts) == {
+        "/etc/systemd/system/laned.socket",
+        "/etc/systemd/system/laned.service",
+        "/etc/sysusers.d/laned.conf",
+    }
+    assert all(text.startswith(f"# {MARK}\n") for text in texts.values())
+    service = texts["/etc/systemd/system/laned.service"]
+    assert lines(service, "ExecStart") == ["/opt/laned/bin/laned serve --model org/x --allow-group laned"]
+    assert made.start[-2] == "systemctl enable --now laned.socket laned.service"
+
+
+def test_ones_own_group_and_ones_own_socket_are_kept() -> None:
+    flags = ["--model", "x", "--allow-group", "staff"]
+    made = plan(LINUX, flags, user=False, socket="/srv/50% off.sock", access_told=True)
+    listening, service = made.files[0].text, made.files[1].text
+    assert lines(service, "ExecStart") == ["/opt/laned/bin/laned serve --model x --allow-group staff"]
+    assert lines(listening, "ListenStream") == ["/srv/50%% off.sock"]
+
+
+def test_a_service_of_ones_own() -> None:
+    made = plan(LINUX, ["--model", "x"], user=True)
+    assert [str(file.path) for file in made.files] == [
+        "/home/ada/.config/systemd/user/laned.socket",
+        "/home/ada/.config/systemd/user/laned.service",
+    ]
+    assert lines(made.files[0].text, "ListenStream") == ["%t/laned.sock"]
+    assert lines(made.files[1].text, "ExecStart") == ["/opt/laned/bin/laned serve --model x"]
+    assert made.start[0] == "systemctl --user daemon-reload"
+
+
+@pytest.mark.parametrize("user", [True, False])
+def test_a_gpu_is_let_through(user: bool) -> None:
+    last = plan(replace(LINUX, cuda=True), [], user=user).files[2]
+    assert last.path.parts[-2:] == ("laned.service.d", "cuda.conf")
+    assert "MemoryDenyWriteExecute=no" in last.text
+
+
+@pytest.mark.parametrize("user", [True, False])
+def test_a_mac(user: bool) -> None:
+    made = plan(MAC, ["--model", "x"], user=user, socket=None if user else "/var/run/other.sock")
+    (file,) = made.files
+    assert MARK in file.text.splitlines()[1]
+    job = plistlib.loads(file.text.encode())
+    listener = job["Sockets"]["Listener"]
+    if user:
+        assert str(file.path) == "/Users/ada/Library/LaunchAgents/local.laned.plist"
+        assert job["ProgramArguments"] == ["/opt/laned/bin/laned", "serve", "--model", "x"]
+        assert listener["SockPathName"] == "/Users/ada/Library/Caches/laned/laned.sock"
+        assert made.folders == (Path("/Users/ada/Library/Caches/laned"),)
+        assert made.start[0] == f"launchctl bootstrap gui/{os.getuid()} {file.path}"
+        assert "YOU" not in file.text
+    else:
+        assert str(file.path) == "/Library/LaunchDaemons/local.laned.plist"
+        assert job["ProgramArguments"][-2:] == ["--allow-group", "_laned"]
+        assert listener["SockPathName"] == "/var/run/other.sock"
+
+
+def test_words_are_quoted_as_systemd_reads_them() -> None:
+    assert systemd_word("--model") == "--model"
+    assert systemd_word("50%") == "50%%"
+    assert systemd_word("a b") == '"a b"'
+    assert systemd_word("$HOME") == "$$HOME"
+    assert systemd_word('say "hi"\\') == '"say \\"hi\\"\\\\"'
+    assert systemd_word("two\nlines") == '"two\\nlines"'
+    assert systemd_word("") == '""'
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """With a systemctl in bin/ that writes down what it is told."""
+    control = tmp_path / "bin" / "systemctl"
+    control.parent.mkdir()
+    control.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    control.chmod(0o755)
+    return tmp_path
+
+
+def laned(home: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "HOME": str(home), "PATH": f"{home}/bin:{os.environ['PATH']}"}
+    environment.pop("XDG_CONFIG_HOME", None)
+    command = [sys.executable, "-m", "scheduler.cli", *argv]
+    root = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = root
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, timeout=60, check=False)
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+
+
+def test_what_a_hardened_service_cannot_see_is_told() -> None:
+    assert list(install._notes(LINUX)) == []
+    for there in (replace(LINUX, python=Path("/root/.pyenv/bin/python3")), replace(LINUX, laned=("/home/ada/laned",))):
+        (note,) = install._notes(there)
+        assert "is in somebody's home, which the service cannot see" in note
+
+
+@linux_only
+def test_installed_shown_and_removed(home: Path) -> None:
+    (home / "laned.toml").write_text('model = "demo"\n')
+    dry = laned(home, "install-service", "--user", "--config", "laned.toml", "--max-rows", "8", "--dry-run")
+    assert (dry.returncode, dry.stderr) == (0, "")
+    units = home / ".config" / "systemd" / "user"
+    assert not units.exists()
+    done = laned(home, "install-service", "--user", "--config", "laned.toml", "--max-rows", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(dry.stdout)
+    assert "  systemctl --user enable --now laned.socket laned.service\n" in done.stdout
+    (command,) = lines((units / "laned.service").read_text(), "ExecStart")
+    assert command.endswith(f" serve --config {home}/laned.toml --max-rows 8"), "a path that holds wherever it starts"
+    assert laned(home, "install-service", "--user", "--model", "demo").returncode == 0, "what is ours may be replaced"
+    assert lines((units / "laned.service").read_text(), "ExecStart")[0].endswith(" serve --model demo")
+    assert not (home / "told").exists()
+
+    dry = laned(home, "uninstall-service", "--user", "--dry-run")
+    assert (dry.returncode, len(list(units.iterdir()))) == (0, 2)
+    gone = laned(home, "uninstall-service", "--user")
+    assert (gone.returncode, gone.stdout, gone.stderr) == (0, dry.stdout, "")
+    assert list(units.iterdir()) == []
+    told = (home / "told").read_text().splitlines()
+    assert told == ["--user disable --now laned.socket laned.service", "--user daemon-reload"]
+
+
+@linux_only
+def test_what_somebody_else_wrote_stays(home: Path) -> None:
+    unit = home / ".config" / "systemd" / "user" / "laned.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nExecStart=/bin/true\n")
+    done = laned(home, "install-service", "--user", "--model", "demo")
+    assert done.returncode == 1
+    assert done.stderr == f"laned: {unit} was not written by `laned install-service`: move it away first.\n"
+    assert [path.name for path in unit.parent.iterdir()] == ["laned.service"]
+    gone = laned(home, "uninstall-service", "--user")
+    assert gone.returncode == 1
+    assert "There is no service here that `laned install-service` made" in gone.stderr
+    assert unit.read_text() == "[Service]\nExecStart=/bin/true\n"
+
+
+@linux_only
+def test_mistakes_are_told_before_anything_is_written(home: Path) -> None:
+    for argv, status in ((["--user"], 2), (["--user", "--model", "demo", "--max-rows", "0"], 2)):
+        done = laned(home, "install-service", *argv)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert len(done.stderr.splitlines()) == 1
+    assert not (home / ".config").exists()
+
+
+@linux_only
+def test_a_folder_that_may_not_be_written_is_told(home: Path) -> None:
+    (home / ".config").write_text("in the way")
+    done = laned(home, "install-service", "--user", "--model", "demo")
+    assert done.returncode == 1
+    assert ".config" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert stat.S_ISREG((home / ".config").stat().st_mode)
+
+
+@linux_only
+def test_who_may_connect_can_stand_in_the_file(home: Path) -> None:
+    (home / "laned.toml").write_text('model = "demo"\nallow_user = ["root"]\n')
+    done = laned(home, "install-service", "--config", "laned.toml", "--store", "/srv/x", "--dry-run")
+    (command,) = lines(done.stdout, "ExecStart")
+    assert command.endswith(f" serve --config {home}/laned.toml --store /srv/x")
+
+
+@linux_only
+def test_a_service_of_the_machine_keeps_its_store_where_it_may_write(home: Path) -> None:
+    for given in (["--store", "/srv/x"], ["--store-socket", "/run/s"]):
+        done = laned(home, "install-service", "--model", "demo", *given, "--dry-run")
+        (command,) = lines(done.stdout, "ExecStart")
+        assert command.endswith(f" serve --model demo {' '.join(given)} --allow-group laned")
+    done = laned(home, "install-service", "--model", "demo", "--dry-run")
+    (command,) = lines(done.stdout, "ExecStart")
+    assert command.endswith(" serve --model demo --store /var/lib/laned/store --allow-group laned")

@@ -1,0 +1,125 @@
+"""Who gets through the door: by the mode of the socket's file, and by the kernel's word on the peer."""
+
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from scheduler import listener
+from scheduler.access import Access
+from scheduler.listener import SocketUnavailable, accept, listen
+from scheduler.peer import Peer, peer_of, peer_uid
+from tests.scheduler.raw import connected
+from tests.scheduler.trio_test import trio_test
+
+
+@trio_test
+async def test_another_users_process_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "laned.sock"
+    stranger = Peer(12345, frozenset({77, 78}))
+    monkeypatch.setattr(listener, "peer_of", lambda sock: stranger)
+
+    async def handle(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"welcome")
+
+    for access in (Access(), Access(uids=frozenset({54321}), gids=frozenset({7}))):
+        async with listen(path, access) as opened, trio.open_nursery() as nursery:
+            nursery.start_soon(accept, opened, handle, nursery, access)
+            async with connected(path, hello=False) as raw:
+                (error,) = await raw.rest()
+                assert error["code"] == "forbidden"
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("access", [Access(uids=frozenset({12345})), Access(gids=frozenset({5, 78}))])
+@trio_test
+async def test_whom_the_options_name_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: Access) -> None:
+    monkeypatch.setattr(listener, "peer_of", lambda sock: Peer(12345, frozenset({77, 78})))
+    path = tmp_path / "laned.sock"
+
+    async def handle(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"welcome")
+
+    async with listen(path, access) as opened, trio.open_nursery() as nursery:
+        nursery.start_soon(accept, opened, handle, nursery, access)
+        async with connected(path, hello=False) as raw:
+            assert await raw.stream.receive_some() == b"welcome"
+        nursery.cancel_scope.cancel()
+
+
+@trio_test
+async def test_the_file_lets_in_whom_the_daemon_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "here" / "laned.sock"
+    ours = os.getegid()
+    for access, mode in (
+        (Access(gids=frozenset({ours})), "srw-rw----"),
+        (Access(uids=frozenset({12345})), "srw-rw-rw-"),
+        (Access(gids=frozenset({ours, 5})), "srw-rw-rw-"),
+    ):
+        async with listen(path, access):
+            assert stat.filemode(path.stat().st_mode) == mode
+            assert path.stat().st_gid == ours
+            assert stat.filemode(path.parent.stat().st_mode) == "drwxr-xr-x"
+        path.parent.rmdir()
+    assert f"{tmp_path} (mode 700) is closed to others" in caplog.text
+
+
+@trio_test
+async def test_a_group_that_is_not_ours_to_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, uid: int, gid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with pytest.raises(SocketUnavailable, match="cannot be given to group 4711"):
+        async with listen(tmp_path / "laned.sock", Access(gids=frozenset({4711}))):
+            pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_peer_has_its_user_and_all_its_groups() -> None:
+    ours, other = socket.socketpair(socket.AF_UNIX)
+    with ours, other:
+        peer = peer_of(ours)
+        assert peer.uid == os.geteuid() == peer_uid(other)
+    assert peer.gids == {os.getegid(), *os.getgroups()}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@trio_test
+async def test_the_kernels_word_decides_over_real_strangers(tmp_path: Path) -> None:
+    """Processes of another user, without and with the group that is let in."""
+    for place in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(place, 0o755)
+    path, access = tmp_path / "laned.sock", Access(gids=frozenset({4711}))
+    program = (
+        "import os, socket, sys\n"
+        "os.setgroups([int(group) for group in sys.argv[2:]])\n"
+        "os.setgid(12345)\n"
+        "os.setuid(12345)\n"
+        "with socket.socket(socket.AF_UNIX) as sock:\n"
+        "    try:\n"
+        "        sock.connect(sys.argv[1])\n"
+        "        sys.stdout.buffer.write(sock.recv(1000))\n"
+        "    except OSError as error:\n"
+        "        print(error.strerror)\n"
+    )
+
+    async def handle(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"welcome")
+
+    async def told(*groups: str) -> bytes:
+        command = [sys.executable, "-c", program, str(path), *groups]
+        return (await trio.run_process(command, capture_stdout=True)).stdout
+
+    async with listen(path, access) as opened, trio.open_nursery() as nursery:
+        nursery.start_soon(accept, opened, handle, nursery, access)
+        assert await told("4711") == b"welcome"
+        assert await told("4712") == b"Permission denied\n", "the file's own mode keeps others out"
+        path.chmod(0o666)
+        assert b"forbidden" in await told("4712"), "and so does the daemon, where the mode does not"
+        assert await told("5", "4711") == b"welcome"
+        nursery.cancel_scope.cancel()
