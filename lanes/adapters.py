@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ class Adapters:
             try:
                 for name, factors in found.items():
                     self._terms.setdefault(name, Term(layers[name], self._pass)).factors[digest] = factors
-                self._loaded[digest] = adapter
+                self._loaded[digest] = replace(adapter, weights=b"")
                 self._stack()
                 self._try_out(digest)
             except (ValueError, RuntimeError) as error:
@@ -52,7 +53,7 @@ class Adapters:
                 raise AdapterError(f"the model fails with it: {error}") from error
         self._unwanted.discard(digest)
         num_bytes = sum(array.nbytes for factors in found.values() for array in factors)
-        return LoadedAdapter(digest, len(found), num_bytes)
+        return LoadedAdapter(digest, adapter.rank, len(found), num_bytes)
 
     def unload(self, digest: str) -> None:
         """Forget an adapter as soon as no row has it."""
@@ -104,7 +105,7 @@ class Adapters:
 
     def _several(self, places: tuple[int, ...]) -> Several:
         """Made anew when rows come and go."""
-        if self._last is None:
+        if self._last is None or self._last[0] != places:
             array = mx.array(places, dtype=mx.int32)
             self._last = places, Several(array, self._scales[array][:, None, None])
         return self._last[1]

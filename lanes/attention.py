@@ -75,11 +75,11 @@ class LaneAttention:
             )
             return attended
         one_call = fused if self.form == "fused" else by_hand
-        if len(cache.positions.segments) < 2:
+        if len(cache.positions.bands) < 2:
             return one_call(queries, keys, values, scale, mask)
         parts = []
-        for segment in cache.positions.segments:
-            rows, width = slice(segment.first, segment.last), min(segment.width, keys.shape[2])
+        for band in cache.positions.bands:
+            rows, width = slice(band.first, band.last), min(band.width, keys.shape[2])
             parts.append(
                 one_call(queries[rows], keys[rows, :, :width], values[rows, :, :width], scale, mask[rows, ..., :width])
             )

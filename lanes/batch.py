@@ -11,7 +11,7 @@ from lanes.rounding import capacity_for, read_width, round_rows
 from lanes.rows import Rows, rows_for
 from lanes.rows.held import Held, in_place
 from lanes.rows.positions import Positions
-from lanes.rows.segments import Cutter
+from lanes.rows.bands import Cutter
 from lanes.rows.slots import Slots
 
 
@@ -31,7 +31,7 @@ class SlotCaches:
         step_rows: Callable[[int], int] = int,
     ) -> None:
         """solo: the caches that the model makes for one row, of kinds that have rows in slots. columns_per_call: see
-        lanes.rows.segments; None reads all rows together. step_rows: how many rows a step computes for so many slots
+        lanes.rows.bands; None reads all rows together. step_rows: how many rows a step computes for so many slots
         in use."""
         self.table = Slots(max_rows)
         self.layers: list[Rows] = rows_for(solo)
@@ -97,7 +97,7 @@ class SlotCaches:
         lengths = self.table.lengths
         self._reserve(len(lengths), max(lengths) + 1)
         widths = [read_width(length + 1) for length in lengths]
-        return self._at(Positions.of(lengths, self._cutter.segments(self.table.rows, widths)))
+        return self._at(Positions.of(lengths, self._cutter.bands(self.table.rows, widths)))
 
     def begin_padded_step(self, rows: int, width: int) -> list[Rows]:
         """As begin_step(), for so many slots, those in use or more, that are all read to one width."""

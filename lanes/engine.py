@@ -12,7 +12,6 @@ import mlx.core as mx
 
 from lanes.adapters import Adapters
 from lanes.decoder import Decoder, Dispatched
-from lanes.freeze import Frozen
 from lanes.grammar import GrammarError, Grammars
 from lanes.lane import (
     Adapter,
@@ -32,7 +31,7 @@ from lanes.prefill import Prefill, dispatch_together
 from lanes.remember import RowMemory
 from lanes.rows import held_alone
 from lanes.solo import RowMaker
-from store.checkpoint import Destination, Part
+from store.checkpoint import Part
 
 T = TypeVar("T")
 
@@ -100,14 +99,17 @@ class MlxEngine:
         if self._held_back:  # the scheduler counts it as processed
             self._begin_chunk(*self._held_back)
             self._held_back = None
-        frozen = [(each.row_id, copied) for each in step.freeze if (copied := self._freeze(each)) is not None]
+        frozen = [(each.row_id, part) for each in step.freeze if (part := self._freeze(each)) is not None]
         for row_id in step.leave:
             self._drop(row_id)
         for row_id in step.set_aside:
             self._set_aside(row_id)
         if step.set_aside:
             self._decode(self.decoder.caches.shrink)
-        destinations = [(spec.row_id, found) for spec in step.admit if (found := self._admit(spec))]
+        for spec in step.admit:
+            self._admit(spec)
+        known = [spec for spec in step.admit if spec.recall and spec.row_id in self._prompts]
+        destinations = tuple((spec.row_id, self.memory.admit(spec)) for spec in known)
         for row_id, was_read in step.recalled:
             self._recalled(row_id, was_read)
         for source, target in step.fork:
@@ -129,7 +131,6 @@ class MlxEngine:
             self._held_back = (step.chunk, step.sharing)
         elif step.chunk:
             waiting_for = self._begin_chunk(step.chunk, step.sharing)
-        parts = [(row_id, part) for row_id, copied in frozen if (part := self._part(copied)) is not None]
         tokens: list[tuple[int, int]] = []
         logprobs: list[tuple[int, Logprob]] = []
         chunk_tokens = 0
@@ -152,11 +153,11 @@ class MlxEngine:
             chunk_tokens=chunk_tokens,
             rows=len(self.decoder),
             in_flight=self._unread is not None,
-            frozen=tuple(parts),
-            destinations=tuple(destinations),
+            frozen=tuple(frozen),
+            destinations=destinations,
         )
 
-    def _freeze(self, wanted: Freeze) -> Frozen | None:
+    def _freeze(self, wanted: Freeze) -> Part | None:
         """None where it fails, or the row is gone: its chunk that was held back may have failed in this very turn."""
         row_id, table = wanted.row_id, self.decoder.caches.table
         try:
@@ -172,13 +173,6 @@ class MlxEngine:
             logger.warning("%s failed", wanted, exc_info=True)
         return None
 
-    def _part(self, frozen: Frozen) -> Part | None:
-        try:
-            return frozen.part(self.memory.host_memory)
-        except Exception:
-            logger.warning("the host has no memory for what is frozen", exc_info=True)
-            return None
-
     def _drop(self, row_id: int) -> None:
         self._prompts.pop(row_id, None)
         self._aside.pop(row_id, None)
@@ -189,24 +183,28 @@ class MlxEngine:
         if row_id in self.decoder.caches.table:
             self.decoder.leave(row_id)
 
-    def _admit(self, spec: RowSpec) -> tuple[Destination, ...]:
-        """Returns what is to be filled before the row begins."""
+    def _admit(self, spec: RowSpec) -> None:
         if spec.sampling.grammar is not None:
             assert self.grammars is not None, f"row {spec.row_id} has a grammar, but there is nothing to match it"
             try:
                 self.grammars.admit(spec.row_id, spec.sampling.grammar)
             except GrammarError as error:
                 self._failures.append((spec.row_id, f"the grammar is none: {error}"))
-                return ()
+                return
         if spec.adapter is not None:
             self.adapters.admit(spec.row_id, spec.adapter)
         self._prompts[spec.row_id] = Prefill(self.make_row, spec)
-        return self.memory.admit(spec)
 
     def _recalled(self, row_id: int, was_read: bool) -> None:
         prompt, thaw = self._prompts.get(row_id), self.memory.recalled(row_id)
-        if prompt is not None and thaw is not None and was_read:
-            self._prompt((row_id,), lambda: prompt.take_up(thaw.caches(), thaw.tokens))
+        if prompt is None or not was_read:
+            return
+
+        def take_up() -> None:
+            assert thaw is not None, "no memory was made for what is known of it"
+            prompt.take_up(thaw.caches(), thaw.tokens)
+
+        self._prompt((row_id,), take_up)
 
     def _fork(self, source: int, target: int) -> None:
         """The caches are shared until both are merged in this turn, which copies them."""

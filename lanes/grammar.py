@@ -23,7 +23,7 @@ from lanes.lane import Grammar
 
 # Whitespace between JSON's tokens: a space, or a new line and its indentation. Let free, small models write nothing
 # else for hundreds of tokens.
-JSON_WHITESPACE = r"(\x20|\x0A[\x20\x09]{0,40})?"
+JSON_WHITESPACE = r"(\x20|\x0A(\x20{0,32}|\x09{0,8}))?"
 # A compiled grammar takes some hundred kilobytes, and a service asks for the same few again and again.
 MAX_COMPILED = 64
 

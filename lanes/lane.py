@@ -90,9 +90,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter that rows can have, and what it takes in memory."""
+    """An adapter that rows can have, how many layers have a part of it, and what it takes in memory."""
 
     digest: str
+    rank: int
     num_layers: int
     num_bytes: int
 
@@ -180,7 +181,8 @@ class StepResult:
     rows: merged rows now; in_flight: whether a decode step is dispatched and not yet read.
     frozen: (row id, what it has) of rows that were to be frozen; one that could not be is left out, and serves on.
     destinations: (row id, memory to be filled) of rows admitted with a Recall; until Step.recalled tells of them, or
-    they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive.
+    they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive. () where memory cannot
+    be made, or what is known does not fit the model: that row is to begin with nothing.
     """
 
     tokens: tuple[tuple[int, int], ...] = ()

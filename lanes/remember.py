@@ -10,14 +10,13 @@ from typing import Any
 import mlx.core as mx
 
 from lanes.boundary import Remembers, Saved
-from lanes.freeze import Frozen, freeze
+from lanes.freeze import freeze
 from lanes.lane import Freeze, RowSpec
 from lanes.rows import held_alone
 from lanes.rows.held import Held
 from lanes.solo import RowMaker
 from lanes.thaw import Thaw
-from lanes.tuning import backend
-from store.checkpoint import Destination
+from store.checkpoint import Destination, Part
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ class RowMemory:
         """remembers: see lanes.lane.ModelInfo."""
         self.make_row = make_row
         self.remembers = remembers
-        self.host_memory = backend() != "cuda"
         self._saved: dict[int, Saved] = {}
         self._thaws: dict[int, Thaw] = {}
 
@@ -53,8 +51,8 @@ class RowMemory:
             return []
         return begun
 
-    def freeze(self, wanted: Freeze, row: Sequence[Held], length: int) -> Frozen:
-        """What is wanted of a row that has `length` tokens. Whatever it raises, the row can go on."""
+    def freeze(self, wanted: Freeze, row: Sequence[Held], length: int) -> Part:
+        """The part that is wanted of a row that has `length` tokens. Whatever it raises, the row can go on."""
         anywhere, saved = self.remembers == "anywhere", self._saved.get(wanted.row_id, Saved())
         least = wanted.stop if anywhere else length
         assert wanted.start < wanted.stop == least <= length, f"{wanted} of a row of {length} tokens"
@@ -65,7 +63,7 @@ class RowMemory:
         if spec.recall is None:
             return ()
         try:
-            thaw = Thaw(self.make_row(), spec.recall, len(spec.prompt), self.host_memory)
+            thaw = Thaw(self.make_row(), spec.recall, len(spec.prompt))
         except Exception:
             logger.warning("row %d cannot be recalled", spec.row_id, exc_info=True)
             return ()

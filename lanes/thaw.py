@@ -1,8 +1,9 @@
 """Rows are made of plain bytes: memory for what is known of them, which somebody fills, and then caches of it.
 
-Where the device computes in the host's memory, that memory is the caches' own: keys and values are read to where they
-are used, and a prompt that goes on finds room behind them, since mlx-lm's caches copy all they hold in order to grow.
-Elsewhere the bytes are read into the host's memory and copied to the device as they are, which can grow them fast.
+That memory is the caches' own: keys and values are read to where they are used, and a prompt that goes on finds room
+behind them, since mlx-lm's caches copy all they hold in order to grow. So it is on CUDA, where MLX's memory is unified:
+600 MB of 72 arrays cost the model's thread 31 ms, and their first use on an H200 90; read into other memory and copied
+they cost 335 and 50.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.cache import CacheList
 
 from lanes.blank import blank
@@ -33,29 +33,27 @@ class Misfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Bytes for one array of shape [1, ...]: uint8, MLX's where it computes in the host's memory, else numpy's."""
+    """Bytes for one array of shape [1, ...]."""
 
-    content: mx.array | np.ndarray[Any, Any]
+    content: mx.array
     shape: tuple[int, ...]
     dtype: str
 
     def array(self) -> mx.array:
         """The array, lazy."""
-        content = self.content if isinstance(self.content, mx.array) else mx.array(self.content)
-        return content.view(getattr(mx, self.dtype)).reshape(self.shape)
+        return self.content.view(getattr(mx, self.dtype)).reshape(self.shape)
 
 
 class Thaw:
     """A row of which the first recall.tokens tokens are to be filled in."""
 
-    def __init__(self, empty: Sequence[Any], recall: Recall, prompt_tokens: int, host_memory: bool) -> None:
+    def __init__(self, empty: Sequence[Any], recall: Recall, prompt_tokens: int) -> None:
         """empty: the row's caches with nothing in them. prompt_tokens: how many there will be at least.
 
         Raises Misfit where recall.specs and the caches do not fit together.
         """
         self.tokens = recall.tokens
-        self.host_memory = host_memory
-        self._room_tokens = -(-prompt_tokens // GROWTH_TOKENS) * GROWTH_TOKENS if host_memory else 0
+        self._room_tokens = -(-prompt_tokens // GROWTH_TOKENS) * GROWTH_TOKENS
         self._empty = empty
         self._memory: dict[Place, dict[int, _Memory]] = {}
         destinations: list[Destination] = []
@@ -93,7 +91,7 @@ class Thaw:
             heads, columns, dim = wanted.shape
             shape = (heads, columns if rows.ring else max(columns, self._room_tokens), dim)
         nbytes = TensorSpec(spec.name, spec.dtype, shape).nbytes
-        content: Any = blank(nbytes) if self.host_memory else np.empty(nbytes, np.uint8)
+        content: Any = blank(nbytes)
         buffer = memoryview(content)
         head_bytes = nbytes // shape[0] if isinstance(rows, ColumnRows) else nbytes
         return _Memory(content, (1, *shape), spec.dtype), Destination(wanted, buffer, head_bytes)

@@ -27,7 +27,7 @@ CompileOption = Literal["auto", "on", "off"]
 class Tuning:
     """attention: None where the model's heads are not known. joined: groups of projections made one.
 
-    columns_per_call: what cutting a lane's rows into segments goes by (lanes.rows.segments); None: they are not cut.
+    columns_per_call: what cutting a lane's rows into bands goes by (lanes.rows.bands); None: they are not cut.
     """
 
     attention: Form | None

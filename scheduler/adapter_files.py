@@ -29,7 +29,9 @@ def read_adapter(folder: Path) -> Adapter:
     config = _config(_read(folder / CONFIG))
     weights = _read(folder / WEIGHTS)
     parameters = config.get("lora_parameters")
-    rank, scale = (parameters.get(name) if type(parameters) is dict else None for name in ("rank", "scale"))
+    parameters = parameters if type(parameters) is dict else {}
+    rank: Any = parameters.get("rank")
+    scale: Any = parameters.get("scale")
     if type(rank) is not int or rank < 1:
         raise AdapterError(f"{CONFIG} has no lora_parameters.rank of 1 or more")
     if type(scale) not in (int, float) or not math.isfinite(scale):

@@ -61,6 +61,7 @@ def _parser() -> Parser:
         group.add_argument(
             f"--{name}-penalty", type=float, metavar="P", help=f"makes tokens that came before less likely; {what}"
         )
+    group.add_argument("--adapter", metavar="NAME", help="one of the daemon's adapters; none for the model as it is")
     group.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same answer")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"

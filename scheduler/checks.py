@@ -50,6 +50,18 @@ def text(least: int = 0, most: int | None = None) -> Check:
     return check
 
 
+def absolute_path(most: int) -> Check:
+    """The name of a file or a folder, from the root on, as another process has it."""
+    string = text(1, most)
+
+    def check(name: str, value: Any) -> Any:
+        if not string(name, value).startswith("/"):
+            refuse(f"{name} must be an absolute path, not {shown(value)}")
+        return value
+
+    return check
+
+
 def integer(low: int, high: int, hint: str = "") -> Check:
     """An integer of [low, high]; the hint is added where one is refused."""
 

@@ -52,7 +52,8 @@ class ChunkPlan:
         longest."""
 
         def is_short(request: Request) -> bool:
-            return request.num_processed == 0 and 0 < request.num_prompt_left <= self.shared_prompt_tokens
+            alike = request.num_processed == 0 and request.wish.adapter == first.wish.adapter
+            return alike and 0 < request.num_prompt_left <= self.shared_prompt_tokens
 
         if not is_short(first):
             return []

@@ -39,6 +39,7 @@ from scheduler.peer import peer_uid
 from scheduler.protocol import (
     PROTOCOL_VERSION,
     REPLIES,
+    Adapters,
     AskStatus,
     Cancel,
     ClientHello,
@@ -48,11 +49,13 @@ from scheduler.protocol import (
     Flush,
     Flushed,
     Hello,
+    LoadAdapter,
     Ping,
     Pong,
     Reply,
     Request,
     Status,
+    UnloadAdapter,
 )
 from store.framing import FrameDecoder, ProtocolError, encode_frame
 
@@ -98,6 +101,7 @@ class Options(TypedDict, total=False):
     timeout_s: float | None
     cache: str | None
     cache_salt: str | None
+    adapter: str | None
 
 
 class _Question:
@@ -106,6 +110,10 @@ class _Question:
     def __init__(self) -> None:
         self.answered = trio.Event()
         self.reply: Reply | None = None
+
+    def answer(self, reply: Reply) -> None:
+        self.reply = reply
+        self.answered.set()
 
 
 class Client:
@@ -125,6 +133,7 @@ class Client:
         self._ids = count(1)
         self._answers: dict[int | str, Answer] = {}
         self._questions: deque[_Question] = deque()
+        self._changes: dict[int | str, _Question] = {}
         self._frames: deque[bytes] = deque()
         self._unsent = trio.lowlevel.ParkingLot()
         self._greeted = trio.Event()
@@ -172,6 +181,15 @@ class Client:
         assert isinstance(reply, Flushed)
         return reply.on_disk
 
+    async def load_adapter(self, name: str, folder: Path | str) -> tuple[str, ...]:
+        """Have the name stand for the adapter in a folder, by its absolute path where the daemon runs; returns all
+        names. Raises RequestError, and then the name stands for what it did before."""
+        return await self._change(LoadAdapter(next(self._ids), name, str(folder)))
+
+    async def unload_adapter(self, name: str) -> tuple[str, ...]:
+        """Have the name stand for nothing; returns the names that are left. Raises RequestError."""
+        return await self._change(UnloadAdapter(next(self._ids), name))
+
     async def ping(self) -> float:
         """Seconds to the daemon and back."""
         asked_s = time.perf_counter()
@@ -203,6 +221,20 @@ class Client:
         if question.reply is None:
             raise ConnectionLost(self._lost)
         return question.reply
+
+    async def _change(self, request: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:
+        self._put(request)
+        question = self._changes[request.id] = _Question()
+        try:
+            await question.answered.wait()
+        finally:
+            del self._changes[request.id]
+        match question.reply:
+            case Adapters(_, names):
+                return names
+            case Error(code, message):
+                raise RequestError(code, message)
+        raise ConnectionLost(self._lost)
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Client]:
@@ -267,6 +299,8 @@ class Client:
             raise RequestError(error.code, error.message) from None
         except UnicodeEncodeError as error:
             raise RequestError("bad_request", f"text that is no Unicode: {error}") from None
+        except ValueError as error:
+            raise RequestError("bad_request", f"a value that no frame can hold: {error}") from None
         self._unsent.unpark_all()
 
     async def _send(self, stream: trio.SocketStream) -> None:
@@ -297,6 +331,8 @@ class Client:
         match reply:
             case Delta() | Done():
                 self._tell(reply.id, reply)
+            case Adapters(id) | Error(_, _, id) if id in self._changes:
+                self._changes[id].answer(reply)
             case Error(code, message, id, retry_after_s, index):
                 if index is not None and id is not None:
                     # One of several answers: nobody will read the others'.
@@ -307,9 +343,7 @@ class Client:
                     self._tell(id, RequestError(code, message, retry_after_s))
             case Status() | Pong() | Flushed():
                 if self._questions:
-                    question = self._questions.popleft()
-                    question.reply = reply
-                    question.answered.set()
+                    self._questions.popleft().answer(reply)
             case Hello():
                 self.hello = reply
                 self._greeted.set()
@@ -326,7 +360,7 @@ class Client:
         for answer in self._answers.values():
             if not answer.ended:
                 answer.take(ConnectionLost(self._lost))
-        for question in self._questions:
+        for question in (*self._questions, *self._changes.values()):
             question.answered.set()
         self._greeted.set()
 

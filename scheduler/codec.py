@@ -14,6 +14,7 @@ from scheduler.checks import (
     MAX_NAME_CHARS,
     MAX_TOKEN_ID,
     Check,
+    absolute_path,
     array,
     flag,
     identity,
@@ -218,6 +219,7 @@ FIELDS: dict[type, dict[str, Check]] = {
         "timeout_s": number(0.001, 10**6),
         "cache": one_of("both", "read", "write", "none"),
         "cache_salt": text(1, 256),
+        "adapter": text(1, 128),
     },
     protocol.Message: {
         "role": text(1, 64),
@@ -239,6 +241,8 @@ FIELDS: dict[type, dict[str, Check]] = {
     protocol.AskStatus: {},
     protocol.Ping: {"nonce": identity},
     protocol.Flush: {},
+    protocol.LoadAdapter: {"id": identity, "name": text(1, 128), "path": absolute_path(4096)},
+    protocol.UnloadAdapter: {"id": identity, "name": text(1, 128)},
     protocol.Hello: {"version": _COUNT, "server": text(), "model": text()},
     protocol.TopLogprob: {"token_id": _TOKEN, "token": text(), "logprob": _LOGPROB},
     protocol.TokenLogprob: {
@@ -263,6 +267,7 @@ FIELDS: dict[type, dict[str, Check]] = {
     protocol.Status: {"report": mapping(1 << 16)},
     protocol.Pong: {"nonce": identity},
     protocol.Flushed: {"on_disk": flag},
+    protocol.Adapters: {"id": identity, "names": array(text(1, 128), 0, 1 << 16)},
 }
 
 _TAGS: dict[type, str] = {cls: tag for table in (protocol.REQUESTS, protocol.REPLIES) for tag, cls in table.items()}

@@ -36,6 +36,8 @@ def add_flags(parser: argparse.ArgumentParser, names: Collection[str] | None = N
             group.add_argument(f"--{option.name}", dest=option.field, action=switch, default=absent, help=said)
             continue
         common = {"dest": option.field, "metavar": option.metavar, "default": absent}
+        if option.kind.is_list:
+            common |= {"action": "extend", "nargs": "+"}
         group.add_argument(f"--{option.name}", help=said, **common)
         for alias in option.aliases:
             group.add_argument(f"--{alias}", help=absent, **common)

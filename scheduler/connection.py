@@ -82,6 +82,10 @@ class Service(Protocol):
 
     def status(self) -> protocol.Status: ...
 
+    async def change_adapters(self, message: protocol.LoadAdapter | protocol.UnloadAdapter) -> protocol.Adapters:
+        """Load or unload an adapter; returns what to reply. Raises errors.Refused."""
+        ...
+
     async def flush(self) -> bool:
         """Return when all that was remembered before is on disk or given up; False where there is no disk to be on."""
         ...
@@ -214,6 +218,8 @@ class _Connection:
                     self._put(self._service.status())
                 case protocol.Flush():
                     self._put(protocol.Flushed(await self._service.flush()))
+                case protocol.LoadAdapter() | protocol.UnloadAdapter() as message:
+                    await self._change_adapters(message)
                 case protocol.ClientHello():
                     raise Refused("bad_request", "hello is said once, at the beginning")
         except Refused as refusal:
@@ -253,6 +259,12 @@ class _Connection:
         except Refused as refusal:
             retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else None
             self._reply(protocol.Error(refusal.code, refusal.message, id, retry_after_s))
+
+    async def _change_adapters(self, message: protocol.LoadAdapter | protocol.UnloadAdapter) -> None:
+        try:
+            self._put(await self._service.change_adapters(message))
+        except Refused as refusal:
+            raise BadMessage(refusal.code, refusal.message, message.id) from refusal
 
     async def _finish_rows(self) -> None:
         """The peer sends no more: wait for the end of what runs, or of the peer."""

@@ -26,6 +26,7 @@ from scheduler import log
 from scheduler.budget import Budget
 from scheduler.connection import Limits, serve_connection
 from scheduler.door import Door
+from scheduler.errors import Refused
 from scheduler.http import Health, serve_http
 from scheduler.listener import SocketUnavailable, accept
 from scheduler.loading import build, examine
@@ -149,6 +150,7 @@ async def _try_out(options: Options, use: Callable[[Service], Awaitable[None]], 
                 nursery.start_soon(daemon.loop.run)
                 if remembering is not None:
                     nursery.start_soon(daemon.loop.run_recalls, remembering.store)
+                await daemon.load_adapters()
                 await use(daemon.service)
                 nursery.cancel_scope.cancel()
 
@@ -199,6 +201,7 @@ class Daemon:
                 nursery.start_soon(self.loop.run_recalls, self._remembering.store)
             if self.options.metrics_port is not None:
                 await self._open_metrics(nursery, self.options.metrics_host, self.options.metrics_port)
+            await self.load_adapters()
             self.service.addresses["socket"] = door.name
             async with trio.open_nursery() as clients:
                 await self._accept(signals, options_again, door, clients)
@@ -208,6 +211,13 @@ class Daemon:
             nursery.cancel_scope.cancel()
         if self.loop.failure is not None:
             raise EngineFailed(self.loop.failure)
+
+    async def load_adapters(self) -> None:
+        """Those of the options. Raises UsageError."""
+        try:
+            await self.service.adapters.load_all(self.options.adapter)
+        except Refused as refused:
+            raise UsageError(f"--adapter: {refused.message}") from None
 
     async def _run_loop(self, stop: trio.Event) -> None:
         """The loop has told every request of the engine's failure; what is left to do is what a signal asks for."""

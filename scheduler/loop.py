@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -42,6 +44,9 @@ class Loop:
         self._gauges_read_s = float("-inf")
         self._work = trio.Event()
         self._idle = trio.Event()
+        # Here waits who wants to know what the turns under way come to.
+        self._turned = trio.lowlevel.ParkingLot()
+        self._chores: deque[Callable[[], Awaitable[None]]] = deque()
         # As many as there are rows at most.
         self._recalls = trio.open_memory_channel[tuple[Request, tuple[Destination, ...]]](math.inf)
 
@@ -54,11 +59,24 @@ class Loop:
         """There is something to do: called after each submit and cancel."""
         self._work.set()
 
+    def soon(self, chore: Callable[[], Awaitable[None]]) -> None:
+        """Do this between two turns."""
+        self._chores.append(chore)
+        self.wake()
+
     async def wait_idle(self) -> None:
         """Return when no request is left and the engine holds no row, or has failed."""
         while self.failure is None and (self.scheduler.requests or not self._idle.is_set()):
             await self._idle.wait()
             await trio.lowlevel.checkpoint()
+
+    async def wait_booked(self) -> None:
+        """Return when the rows of all that has ended by now have left the engine, and what is to be remembered of them
+        has been handed over: that is done in the turn after the one in which they ended."""
+        for _ in range(2):
+            if self._idle.is_set():
+                return
+            await self._turned.park()
 
     async def run(self) -> None:
         """Serve until cancelled. Raises EngineFailed, when all requests have been told, if the engine cannot go on."""
@@ -67,6 +85,8 @@ class Loop:
             while True:
                 # Waiting for the engine is shielded: this is where a cancelled loop ends.
                 await trio.lowlevel.checkpoint_if_cancelled()
+                while self._chores:
+                    await self._chores.popleft()()
                 step = self.scheduler.plan(trio.current_time())
                 if step is None:
                     await self._rest()
@@ -77,6 +97,7 @@ class Loop:
             self.scheduler.fail_all("model_failed", f"the engine has failed: {error}", trio.current_time())
             self.scheduler.turn_failed()
             self._idle.set()
+            self._turned.unpark_all()
             raise
 
     async def run_recalls(self, store: Store) -> None:
@@ -112,6 +133,7 @@ class Loop:
                 self.metrics.token(since_s)
         for recall in self.scheduler.to_fill(result):
             self._recalls[0].send_nowait(recall)
+        self._turned.unpark_all()
         if now_s - self._gauges_read_s >= GAUGES_EVERY_S:
             await self._read_gauges()
 
@@ -121,6 +143,7 @@ class Loop:
             await self.thread.run(self.engine.check)
         await self._read_gauges()
         self._idle.set()
+        self._turned.unpark_all()
         while not self._work.is_set():
             self._beat()
             with trio.move_on_after(self._notifier.beat_s) as nap:

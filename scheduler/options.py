@@ -33,6 +33,7 @@ def _option(
 
 
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+_NO_FOLDERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,15 @@ class Options:
         "TYPE",
         "type of the weights: auto, float32, bfloat16 or float16; auto keeps the model's, and on a CPU takes float32 "
         "where it fits",
+    )
+    adapter: Mapping[str, str] = _option(
+        values.named_folders("default"),
+        _NO_FOLDERS,
+        "model",
+        "NAME=FOLDER",
+        "a LoRA in mlx-lm's format that requests may name; may be given several times. FOLDER without a name, or the "
+        "name default: for requests that name none",
+        aliases=("adapter-path", "lora-modules"),
     )
     max_tokens: int = _option(
         values.whole(1, 2**31 - 1),

@@ -58,9 +58,15 @@ array; {x} a map. A field with ? may be left out, or nil, and then stands for wh
             cache?: "both", "read", "write", "none"  whether it may begin with what is remembered of others, and be
                                                  remembered itself ["both"]
             cache_salt?: text (1..256 chars)     its prompt is remembered for requests of the same salt alone [none]
+            adapter?: text (1..128 chars)        is answered with the adapter of this name; "none": by the model as it
+                                                 is [the adapter named default, if there is one]
     cancel  id                                   the request ends with done "cancelled"; if none runs, nothing happens
     status
     ping    nonce?: text (1..128 chars) or integer
+    load_adapter    id
+            name: text (1..128 chars)            stands for this low-rank adapter from now on; what runs keeps what it
+            path: text (1..4096 chars)           began with. An absolute path, of a folder where the daemon runs
+    unload_adapter  id, name                     it stands for nothing from now on; what runs keeps what it began with
     flush                                        answered once all that was remembered before is on disk or given up;
                                                  what this connection sends meanwhile waits
 
@@ -91,6 +97,7 @@ array; {x} a map. A field with ? may be left out, or nil, and then stands for wh
                                                  message that bears no id.
     status  report: {}                           for people and dashboards; its keys are no part of this protocol
     pong    nonce?                               the ping's
+    adapters  id, names: [text]                  the adapter is loaded or unloaded; these are there now
     flushed on_disk: bool                        false where there is no store on disk, or it is away
 
 A message of a chat, and a tool_call in it or in an answer:
@@ -124,6 +131,8 @@ that stops reading gets fewer and larger deltas, and is cut off after a time, or
     overloaded                the request      too much is waiting: try again after retry_after_s
     shutting_down             the request      the daemon is going down: try again when it is back
     timed_out                 the request      its timeout_s is over: give it more time, or ask for less
+    unknown_adapter           the message      no adapter of that name is loaded
+    bad_adapter               the message      the adapter cannot be used, or not with this model; the message says why
     model_failed              the request      the model failed on this row; others go on
     internal                  the request      a fault of the daemon, which its log explains
 
@@ -135,25 +144,13 @@ from typing import Any
 
 PROTOCOL_VERSION = 1
 
-ERROR_CODES = frozenset(
-    [
-        "bad_frame",
-        "frame_too_large",
-        "unsupported_version",
-        "hello_expected",
-        "timeout",
-        "forbidden",
-        "unknown_type",
-        "bad_request",
-        "duplicate_id",
-        "context_length_exceeded",
-        "overloaded",
-        "shutting_down",
-        "timed_out",
-        "model_failed",
-        "internal",
-    ]
-)
+# fmt: off
+ERROR_CODES = frozenset([
+    "bad_frame", "frame_too_large", "unsupported_version", "hello_expected", "timeout", "forbidden", "unknown_type",
+    "bad_request", "duplicate_id", "context_length_exceeded", "overloaded", "shutting_down", "timed_out",
+    "unknown_adapter", "bad_adapter", "model_failed", "internal",
+])
+# fmt: on
 
 RequestId = str | int
 
@@ -241,6 +238,7 @@ class Submit:
     timeout_s: float | None = None
     cache: str = "both"
     cache_salt: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +259,19 @@ class Ping:
 @dataclass(frozen=True, slots=True)
 class Flush:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    id: RequestId
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    id: RequestId
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +368,14 @@ class Flushed:
     on_disk: bool
 
 
-Request = ClientHello | Submit | Cancel | AskStatus | Ping | Flush
-Reply = Hello | Delta | Done | Error | Status | Pong | Flushed
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    id: RequestId
+    names: tuple[str, ...]
+
+
+Request = ClientHello | Submit | Cancel | AskStatus | Ping | Flush | LoadAdapter | UnloadAdapter
+Reply = Hello | Delta | Done | Error | Status | Pong | Flushed | Adapters
 
 REQUESTS: dict[str, type[Request]] = {
     "hello": ClientHello,
@@ -367,6 +384,8 @@ REQUESTS: dict[str, type[Request]] = {
     "status": AskStatus,
     "ping": Ping,
     "flush": Flush,
+    "load_adapter": LoadAdapter,
+    "unload_adapter": UnloadAdapter,
 }
 REPLIES: dict[str, type[Reply]] = {
     "hello": Hello,
@@ -376,4 +395,5 @@ REPLIES: dict[str, type[Reply]] = {
     "status": Status,
     "pong": Pong,
     "flushed": Flushed,
+    "adapters": Adapters,
 }

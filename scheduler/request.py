@@ -58,8 +58,9 @@ class Wish:
     index: which of several answers to the prompt; None if there is one. stop_token_ids end the answer and are not part
     of its text. max_tokens is at least 1. priority: lower is sooner.
     timeout_s: from its arrival to its end at the latest. namespace: what is remembered
-    of this prompt serves only requests of the same. reads_store, writes_store: whether it may be served from what is
-    remembered, and be remembered. system_tokens: how many of the prompt are the system's, where that is known.
+    of this prompt serves only requests of the same. adapter: the digest of the one that it is answered with.
+    reads_store, writes_store: whether it may be served from what is remembered, and be remembered. system_tokens: how
+    many of the prompt are the system's, where that is known.
     """
 
     client_id: str | int
@@ -72,6 +73,7 @@ class Wish:
     priority: int = 0
     timeout_s: float | None = None
     namespace: str = ""
+    adapter: str | None = None
     reads_store: bool = True
     writes_store: bool = True
     system_tokens: int | None = None
@@ -123,7 +125,7 @@ class Request:
 
     @property
     def spec(self) -> RowSpec:
-        return RowSpec(self.row_id, self.wish.prompt, self.wish.sampling, self.recall)
+        return RowSpec(self.row_id, self.wish.prompt, self.wish.sampling, self.recall, self.wish.adapter)
 
     @property
     def num_generated(self) -> int:

@@ -15,13 +15,25 @@ import trio
 
 from lanes.lane import Grammar, ModelInfo
 from scheduler import log, reports
+from scheduler.adapters import AdapterNames, namespace_of
 from scheduler.chat import chat_of
 from scheduler.errors import Refused
 from scheduler.loop import Loop
 from scheduler.memory import resident_bytes
 from scheduler.metrics import Metrics
 from scheduler.options import Options
-from scheduler.protocol import PROTOCOL_VERSION, Done, Error, Hello, Reply, Status, Submit
+from scheduler.protocol import (
+    PROTOCOL_VERSION,
+    Adapters,
+    Done,
+    Error,
+    Hello,
+    LoadAdapter,
+    Reply,
+    Status,
+    Submit,
+    UnloadAdapter,
+)
 from scheduler.request import Request, Wish
 from scheduler.sampling import sampling_of, seed_of
 from scheduler.tokenizer import Tokenizer
@@ -47,6 +59,7 @@ class Service:
         self.name = options.served_model_name or info.name
         limits = [limit for limit in (info.context_tokens, options.max_model_len) if limit is not None]
         self.context_tokens = min(limits) if limits else None
+        self.adapters = AdapterNames(loop)
         self.is_draining = False
         self.outcomes: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
@@ -79,7 +92,9 @@ class Service:
                 self.metrics.store_asked(hit=request.found.tokens > 0)
             try:
                 self._refuse_when_ending()
+                self.adapters.check(wish.adapter)
                 self.loop.scheduler.submit(*requests)
+                self.adapters.hold(wish.adapter, len(requests))
             except Refused:
                 request.forget_found()
                 raise
@@ -130,10 +145,21 @@ class Service:
         if self.is_draining or self.loop.failure is not None:
             raise Refused("shutting_down", "the daemon is shutting down: try again when it is back")
 
+    async def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Adapters:
+        """Load or unload one; see scheduler.connection.Service. Raises Refused."""
+        self._refuse_when_ending()
+        if isinstance(message, LoadAdapter):
+            await self.adapters.load(message.name, message.path)
+        else:
+            self.adapters.unload(message.name)
+        return Adapters(message.id, tuple(self.adapters.report()))
+
     async def flush(self) -> bool:
         """See scheduler.connection.Service."""
         if self.store is None or not self.store.is_kept:
             return False
+        # Who has an answer and flushes then means that one, too.
+        await self.loop.wait_booked()
         try:
             await self.store.flush()
         except KeeperAway:
@@ -185,7 +211,7 @@ class Service:
         return variables
 
     def _wish(self, message: Submit, prompt: tuple[int, ...]) -> Wish:
-        options = self.options
+        options, adapter = self.options, self.adapters.digest_of(message.adapter)
         max_tokens = options.max_tokens if message.max_tokens is None else message.max_tokens
         if self.context_tokens is not None:
             max_tokens = min(max_tokens, self.context_tokens - len(prompt))
@@ -217,7 +243,8 @@ class Service:
             message.stream,
             priority=message.priority,
             timeout_s=message.timeout_s,
-            namespace=message.cache_salt or "",
+            namespace=namespace_of(message.cache_salt, adapter),
+            adapter=adapter,
             reads_store=message.cache in ("both", "read"),
             writes_store=message.cache in ("both", "write"),
             system_tokens=self._system_tokens(message, prompt),
@@ -247,6 +274,7 @@ class Service:
 
     def _book(self, request: Request, end: Done | Error) -> None:
         assert request.outcome is not None
+        self.adapters.release(request.wish.adapter)
         timings = request.timings(trio.current_time())
         self.metrics.finished(request.outcome, timings.total_s, request.num_generated)
         self.outcomes[request.outcome] += 1
@@ -289,6 +317,7 @@ class Service:
                 "weight_bytes": info.weight_bytes,
                 "bytes_per_token": info.geometry.column_bytes if info.geometry else None,
             },
+            "adapters": self.adapters.report(),
             "rows": {
                 "running": scheduler.num_decoding,
                 "prefilling": scheduler.num_prefilling,

@@ -48,6 +48,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for title, part in (
         ("daemon", _daemon(report)),
         ("model", _model(model)),
+        ("adapters", _adapters(report.get("adapters", {}))),
         ("rows", _rows(report.get("rows", {}))),
         ("slots", _slots(report.get("slots", {}))),
         ("totals", _totals(report.get("totals", {}))),
@@ -85,6 +86,12 @@ def _model(model: Mapping[str, Any]) -> Iterator[Line]:
     if "context_tokens" in model:
         limit = model["context_tokens"]
         yield "context", "no limit" if limit is None else f"{limit:,} tokens"
+
+
+def _adapters(adapters: Mapping[str, Any]) -> Iterator[Line]:
+    for name, adapter in adapters.items():
+        size = size_of(adapter.get("bytes", 0))
+        yield name, f"rank {adapter.get('rank', '?')}, {size}, {adapter.get('requests', 0)} requests now"
 
 
 def _rows(rows: Mapping[str, Any]) -> Iterator[Line]:

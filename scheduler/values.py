@@ -15,13 +15,15 @@ class Kind:
     """A kind of value. noun: what is expected, to follow the word "takes" in a message.
 
     read: from a flag's text to the value that a TOML file would hold. check: from that value to the option's.
-    Both raise ValueError or TypeError for what does not fit. show: from the option's value to a flag's text.
+    Both raise ValueError or TypeError for what does not fit. show: from the option's value to a flag's text. is_list: a
+    flag may be given several times, with several texts, and check gets all of them.
     """
 
     noun: str
     read: Callable[[str], object]
     check: Callable[[Any], Any]
     show: Callable[[Any], str] = str
+    is_list: bool = False
 
 
 def _require(fits: bool) -> None:
@@ -66,6 +68,28 @@ def names(noun: str) -> Kind:
         return tuple(name.strip() for name in value)
 
     return Kind(noun, lambda text: text.split(",") if text else [], check, ",".join)
+
+
+def named_folders(unnamed: str) -> Kind:
+    """NAME=FOLDER, or FOLDER alone, which gets the name `unnamed`; in a file, a table. Paths become absolute."""
+
+    def check(value: Any) -> Mapping[str, str]:
+        _require(isinstance(value, list | Mapping))
+        pairs = list(value.items()) if isinstance(value, Mapping) else [_named_folder(text, unnamed) for text in value]
+        for name, folder in pairs:
+            _require(isinstance(folder, str) and folder != "" and 0 < len(name) <= 128)
+        _require(len(dict(pairs)) == len(pairs))
+        return MappingProxyType({name: os.path.abspath(os.path.expanduser(folder)) for name, folder in pairs})
+
+    def show(value: Any) -> str:
+        return " ".join(f"{name}={folder}" for name, folder in value.items())
+
+    return Kind("NAME=FOLDER, each name once (in a file, a table)", str.split, check, show, is_list=True)
+
+
+def _named_folder(text: str, unnamed: str) -> tuple[str, str]:
+    name, is_named, folder = text.partition("=")
+    return (name, folder) if is_named and "/" not in name else (unnamed, text)
 
 
 def choice(*choices: str) -> Kind:

@@ -251,7 +251,7 @@ class LocalKeeper:
         """Raises OSError if not so much may go; nothing goes then."""
         going = self._shelf.make_room(lacking_bytes)
         if going is None:
-            raise OSError(errno.ENOSPC, f"{lacking_bytes} bytes more would have to go than may go")
+            raise OSError(errno.ENOSPC, f"{lacking_bytes} bytes are lacking, and not so much may be deleted")
         self._num_evicted += len(going)
         await self._delete(going, folder)
 

@@ -40,7 +40,6 @@ ALSO = {
     "lanes/gguf/": {"transformers", "tokenizers"},
     "lanes/load.py": {"transformers", "tokenizers", "jinja2"},
     "lanes/sources.py": {"huggingface_hub"},
-    "lanes/fingerprint.py": {"xxhash"},
     "scheduler/loading.py": {"lanes"},
     "scheduler/plot.py": {"matplotlib"},
 }

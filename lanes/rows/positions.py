@@ -11,7 +11,7 @@ from functools import cached_property
 import mlx.core as mx
 
 from lanes.rounding import read_width
-from lanes.rows.segments import Segment
+from lanes.rows.bands import Band
 
 
 class Columns:
@@ -41,22 +41,22 @@ class Positions:
     """The lengths of the rows in slots [0, rows) before a step, int32 [rows]: the position of each row's new token.
 
     read_width: columns that hold the longest row with its new token, or more; the host's number, not the device's.
-    segments: which slots are read together, and how far. offset: what RoPE is given; one number where all rows are
+    bands: which slots are read together, and how far. offset: what RoPE is given; one number where all rows are
     equally long, which it rotates by faster and to the same bits.
     """
 
-    def __init__(self, array: mx.array, read_width: int, segments: Sequence[Segment] = ()) -> None:
+    def __init__(self, array: mx.array, read_width: int, bands: Sequence[Band] = ()) -> None:
         self.rows: int = array.shape[0]
         self.read_width = read_width
-        self.segments = segments
+        self.bands = bands
         self.array = array
         self.offset: mx.array | int = array
         self._layouts: dict[tuple[int | None, int, int | None], Columns] = {}
 
     @classmethod
-    def of(cls, lengths: list[int], segments: Sequence[Segment] = ()) -> Positions:
+    def of(cls, lengths: list[int], bands: Sequence[Band] = ()) -> Positions:
         """For rows so long."""
-        positions = cls(mx.array(lengths, dtype=mx.int32), read_width(max(lengths, default=0) + 1), segments)
+        positions = cls(mx.array(lengths, dtype=mx.int32), read_width(max(lengths, default=0) + 1), bands)
         if len(set(lengths)) == 1:
             positions.offset = lengths[0]
         return positions

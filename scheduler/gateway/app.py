@@ -134,7 +134,7 @@ class Gateway:
         return Response(body, headers={"content-type": content_type})
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi.document(DIALECTS))
+        return JSONResponse(openapi.document(DIALECTS, has_keys=bool(self._guard.keys)))
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(await self._listed())
@@ -184,7 +184,7 @@ _PAGE_POLICY = (
 )
 
 
-def _raise(request: Request, error: Exception) -> Response:
+async def _raise(request: Request, error: Exception) -> Response:
     raise error
 
 
@@ -194,7 +194,7 @@ def _fault(error: Fault | ClientError | HTTPException) -> Fault:
     if isinstance(error, ClientError):
         return of_client_error(error)
     said = {404: "there is nothing at this path", 405: "this path takes another method"}
-    return Fault(error.status_code, said.get(error.status_code, error.detail))
+    return Fault(error.status_code, said.get(error.status_code, error.detail), headers=error.headers)
 
 
 async def _tell(scope: Scope, exchange: Exchange, fault: Fault) -> None:

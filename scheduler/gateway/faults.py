@@ -37,20 +37,17 @@ class Fault(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
-        self.retry_after_s = retry_after_s
-
-    @property
-    def headers(self) -> dict[str, str]:
-        if self.retry_after_s is None:
-            return {}
-        # Whole seconds, and never 0, which some clients take for "at once, for ever".
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            # Whole seconds, and never 0, which some clients take for "at once, for ever".
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> Fault:

@@ -75,7 +75,8 @@ class Described(Protocol):
     def body(self) -> type[BaseModel]: ...
 
 
-def document(dialects: Sequence[Described]) -> dict[str, Any]:
+def document(dialects: Sequence[Described], has_keys: bool) -> dict[str, Any]:
+    """has_keys: whether a request needs one."""
     wanted: Any = [(each.body, "validation") for each in dialects]
     _, schemas = models_json_schema(wanted, ref_template=_REF)
     paths: dict[str, Any] = {each.path: {"post": _post(each)} for each in dialects}
@@ -94,7 +95,7 @@ def document(dialects: Sequence[Described]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "laned gateway", "version": version("laned")},
         "paths": paths,
-        "security": [{"bearer": []}, {"key": []}],
+        "security": [{"bearer": []}, {"key": []}] if has_keys else [],
         "components": {
             "schemas": schemas["$defs"],
             "securitySchemes": {
@@ -109,7 +110,7 @@ def _post(dialect: Described) -> dict[str, Any]:
     summary, answer = _ANSWERS[dialect.path]
     error = _ANTHROPIC_ERROR if dialect.path == "/v1/messages" else _OPENAI_ERROR
     body = {"$ref": _REF.format(model=dialect.body.__name__)}
-    content = {"application/json": {"schema": answer}, "text/event-stream": {"schema": _TEXT}}
+    content = {"application/json": {"schema": answer}, "text/event-stream": {}}
     responses = {"200": {"description": "The answer, or with stream its events.", "content": content}}
     return {
         "summary": summary,

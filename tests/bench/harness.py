@@ -12,11 +12,12 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from rich.console import Console
@@ -57,6 +58,7 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     blas: str = "not used"
     only: tuple[str, ...] = ()
+    flags: Mapping[str, str | None] = field(default_factory=dict)
 
     def add(
         self,
@@ -126,17 +128,25 @@ class Bench:
 
 
 @contextmanager
-def bench(name: str, description: str, parts: Sequence[str] = ()) -> Iterator[Bench]:
-    """Parse --quick, --json and, where a benchmark has parts, --only; run the block, print the table."""
+def bench(
+    name: str, description: str, parts: Sequence[str] = (), flags: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Bench]:
+    """Parse --quick, --json and, where a benchmark has parts, --only; run the block, print the table.
+
+    flags: further ones that take a value, and their help; Bench.flags has what was given.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions, under 45 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as a JSON list")
     if parts:
         said = "leave out the other parts (default: all; with --quick, the first)"
         parser.add_argument("--only", choices=parts, nargs="+", help=said)
+    for flag, said in flags.items():
+        parser.add_argument(f"--{flag}", metavar="VALUE", help=said)
     chosen = parser.parse_args()
     only = getattr(chosen, "only", None) or (parts[:1] if chosen.quick else parts)
-    run = Bench(name, chosen.quick, chosen.json, only=tuple(only))
+    given = {flag: getattr(chosen, flag) for flag in flags}
+    run = Bench(name, chosen.quick, chosen.json, only=tuple(only), flags=given)
     try:
         yield run
     finally:  # what was measured before an interrupt is worth its table

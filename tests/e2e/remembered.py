@@ -17,7 +17,7 @@ import trio
 
 from scheduler.client import Client, Options
 from scheduler.protocol import Usage
-from tests.e2e.daemon import STOP_S, Daemon
+from tests.e2e.daemon import STOP_S
 from tests.e2e.tiny_models import VOCABULARY
 
 # Answers are long enough that a row which was put together wrongly does not say the same by chance.
@@ -76,6 +76,12 @@ async def figures(client: Client) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
+async def moved(client: Client, name: str, before: dict[str, float], at_least: float) -> None:
+    """Wait until a counter has; those of the disk are read every few seconds."""
+    while (await figures(client))[name] < before[name] + at_least:
+        await trio.sleep(0.1)
+
+
 class StoreProcess:
     """`laned store serve` as a process of its own, which can be killed and started again."""
 
@@ -108,7 +114,3 @@ def serving_store(folder: Path, socket: Path) -> Iterator[StoreProcess]:
     finally:
         store.kill()
 
-
-def verified(daemon: Daemon, folder: Path) -> str:
-    """What `laned store verify` finds."""
-    return daemon.run("store", "verify", "--store", str(folder)).stdout

@@ -44,7 +44,7 @@ def test_by_hand_is_what_the_fused_kernel_computes() -> None:
 @pytest.mark.parametrize("columns_per_call", [None, 1.0])
 @pytest.mark.usefixtures("restored")
 def test_rows_beside_each_other_answer_as_alone(form: Form, columns_per_call: float | None) -> None:
-    """Also where a long row among short ones is read in a segment of its own."""
+    """Also where a long row among short ones is read in a band of its own."""
     model = tiny_llama()
     install(model, LaneAttention(form, "cpu"))
     make_row = RowMaker(model)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from lanes.boundary import remembers
-from lanes.lane import Chunk, RowSpec, Sampling
+from lanes.lane import Chunk, RowSpec, Sampling, Step
 from lanes.rows import kind_of
 from lanes.solo import RowMaker
 from lanes.thaw import Misfit, Thaw
@@ -77,6 +77,11 @@ def assert_equal(ours: list[mx.array], theirs: list[mx.array], tolerated: float 
         assert off <= tolerated, f"step {step} is off by {off}"
 
 
+def rounding(kind: str) -> float:
+    """deepseek_v32 takes the best keys in whatever order, and the sum with them."""
+    return ROUNDING if kind == "kv+kv" else 0.0
+
+
 def answer(
     kind: str, prompt: tuple[int, ...], stops: set[int], parts: Sequence[Part] = (), known: int = 0
 ) -> list[mx.array]:
@@ -115,7 +120,7 @@ def test_a_prompt_in_pieces(kind: str, data: st.DataObject, length: int) -> None
     assert_equal(rows.decode(0, STEPS), answer(kind, prompt, stops))
     at = data.draw(st.sampled_from(known[1:]), "tokens that are recalled")
     # Some models round otherwise where a chunk ends elsewhere.
-    assert_equal(answer(kind, prompt, stops, parts, at), answer(kind, prompt, {*stops, at}))
+    assert_equal(answer(kind, prompt, stops, parts, at), answer(kind, prompt, {*stops, at}), rounding(kind))
 
 
 @every_kind
@@ -144,7 +149,7 @@ def test_an_answer_goes_on(kind: str, length: int, steps: int, split: int, aside
     other = rows_of(kind)
     other.admit(1, rows.tokens[1][: held + 2], parts, held + 1)
     # mlx-lm's own ring, which the serial lane has, has its columns in another order when it has turned.
-    assert_equal(other.decode(1, STEPS), expected, ROUNDING if "serial" in kind else 0.0)
+    assert_equal(other.decode(1, STEPS), expected, ROUNDING if "serial" in kind else rounding(kind))
 
 
 @pytest.mark.parametrize("bits", [None, 8])
@@ -228,27 +233,13 @@ def test_what_does_not_fit_the_model_is_not_recalled(caplog: pytest.LogCaptureFi
     columns, state = TensorSpec("0.0", "float32", (2, 3, 32), ((0, 3),)), TensorSpec("0.0", "float32", (4,), (), 3)
     for kind, spec in (("kv", state), ("ssm", columns), ("kv", replace(columns, name="7.0"))):
         with pytest.raises(Misfit):
-            Thaw(KINDS[kind](), Recall(3, (spec,)), 8, host_memory=True)
+            Thaw(KINDS[kind](), Recall(3, (spec,)), 8)
     rows = rows_of("kv")
     spec = RowSpec(0, prompt_of(8, 1), Sampling(), Recall(3, (state,)))
-    assert rows.turn(admit=(spec,)).destinations == ()
+    assert rows.turn(admit=(spec, replace(spec, row_id=1))).destinations == ((0, ()), (1, ()))
     assert "cannot be recalled" in caplog.text
-    rows.tokens[0] = []
+    result = rows.engine.step(Step(recalled=((0, False), (1, True))))
+    assert [row for row, _ in result.failures] == [1]
+    rows.tokens[0] = list(spec.prompt)
     rows.process(0, 0, [7])
-    rows.decode(0, STEPS)
-
-
-@every_kind
-def test_bytes_may_be_copied_to_the_device_instead(kind: str) -> None:
-    """As where the device has memory of its own."""
-    rows, prompt = rows_of(kind), prompt_of(LONGEST, 1)
-    expected = answer(kind, prompt, {WINDOW + 1, LONGEST - 1})
-    rows.engine.memory.host_memory = False
-    rows.admit(0, prompt)
-    rows.process(0, 0, [WINDOW + 1])
-    part = rows.freeze(0, 0, WINDOW + 1)
-    rows.turn(leave=(0,))
-    rows.recording.logits.clear()
-    rows.admit(0, prompt, [part], WINDOW + 1)
-    rows.process(0, WINDOW + 1, [LONGEST - 1])
-    assert_equal(rows.decode(0, STEPS), expected)
+    assert_equal(rows.decode(0, STEPS), answer("kv", spec.prompt, {7}))

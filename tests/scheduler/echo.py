@@ -17,7 +17,21 @@ import trio
 from scheduler.connection import Limits, serve_connection
 from scheduler.errors import Overloaded, Refused
 from scheduler.listener import accept, listen
-from scheduler.protocol import PROTOCOL_VERSION, Delta, Done, Error, Hello, Reply, Status, Submit, Timings, Usage
+from scheduler.protocol import (
+    PROTOCOL_VERSION,
+    Adapters,
+    Delta,
+    Done,
+    Error,
+    Hello,
+    LoadAdapter,
+    Reply,
+    Status,
+    Submit,
+    Timings,
+    UnloadAdapter,
+    Usage,
+)
 from tests.scheduler.trio_test import until
 
 PAUSE_S = 0.002
@@ -29,6 +43,7 @@ class EchoService:
         self.rows: dict[int, list[trio.CancelScope]] = {}
         self.num_rows = 0
         self.num_cancelled = 0
+        self.adapters: dict[str, str] = {}
 
     def hello(self) -> Hello:
         return Hello(PROTOCOL_VERSION, "echo", "none")
@@ -54,6 +69,17 @@ class EchoService:
             self.rows[row_id].append(scope)
             self._nursery.start_soon(self._answer, row_id, scope, message, words, reply, index)
         return row_id
+
+    async def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Adapters:
+        """Only a folder named good holds one."""
+        await trio.lowlevel.checkpoint()
+        if isinstance(message, UnloadAdapter):
+            del self.adapters[message.name]
+        elif message.path.endswith("/good"):
+            self.adapters[message.name] = message.path
+        else:
+            raise Refused("bad_adapter", "as asked")
+        return Adapters(message.id, tuple(self.adapters))
 
     def cancel(self, row_id: int) -> None:
         for scope in self.rows.get(row_id, ()):

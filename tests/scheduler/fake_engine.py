@@ -263,10 +263,10 @@ class FakeEngine:
         if not adapter.weights:
             raise AdapterError("it has no tensors")
         self.adapters.add(adapter.digest)
-        return LoadedAdapter(adapter.digest, 1, len(adapter.weights))
+        return LoadedAdapter(adapter.digest, adapter.rank, 1, len(adapter.weights))
 
     def unload_adapter(self, digest: str) -> None:
-        self.adapters.remove(digest)
+        self.adapters.discard(digest)
 
     def gauges(self) -> EngineGauges:
         lengths = tuple(len(spec.prompt) + self.num_steps_of.get(row, 0) for row, spec in self._merged.items())

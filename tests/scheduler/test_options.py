@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "chat-template-args": (('{"a": 1}', {"a": 1}), ("{}", {})),
     "max-model-len": (("2048", 2048), ("4096", 4096)),
     "dtype": (("float32", "float32"), ("BFloat16", "bfloat16")),
+    "adapter": (("a=/x", {"a": "/x"}), ("/y/z=1", {"default": "/y/z=1"})),
     "max-tokens": (("7", 7), ("8", 8)),
     "temperature": (("0.5", 0.5), ("1", 1.0)),
     "top-p": (("0.5", 0.5), ("1", 1.0)),
@@ -196,6 +197,16 @@ def test_a_file_that_is_no_toml_or_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "laned.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="is not valid TOML"):
         parse("--config", path)
+
+
+def test_several_adapters_each_by_its_name(tmp_path: Path) -> None:
+    flags = parse("--adapter", "a=/x", "--lora-modules", "b=/y", "c=~/z", "--adapter-path", "/w").adapter
+    assert flags == {"a": "/x", "b": "/y", "c": str(Path.home() / "z"), "default": "/w"}
+    relative = parse("--config", write(tmp_path, 'model = "demo"', "[adapter]", 'a = "x"')).adapter
+    assert relative == {"a": str(Path("x").absolute())}
+    for twice in (["a=/x", "a=/y"], ["/x", "/y"], ["=/x"], ["a="]):
+        with pytest.raises(UsageError, match="--adapter takes NAME=FOLDER, each name once"):
+            parse("--adapter", *twice)
 
 
 def test_no_model_is_a_mistake_that_says_what_to_give(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from scheduler.protocol import (
     ERROR_CODES,
     REPLIES,
     REQUESTS,
+    Adapters,
     AskStatus,
     Cancel,
     ClientHello,
@@ -23,6 +24,7 @@ from scheduler.protocol import (
     Flushed,
     FunctionCall,
     Hello,
+    LoadAdapter,
     Message,
     Ping,
     Pong,
@@ -33,6 +35,7 @@ from scheduler.protocol import (
     TokenLogprob,
     ToolCall,
     TopLogprob,
+    UnloadAdapter,
     Usage,
 )
 from store.framing import FrameDecoder, encode_frame
@@ -76,6 +79,7 @@ answers = st.fixed_dictionaries(
         "n": st.integers(1, 128),
         "logprobs": st.just(True),
         "top_logprobs": st.integers(0, 20),
+        "adapter": maybe(st.text(min_size=1, max_size=128)),
     }
 )
 shapes = st.one_of(
@@ -123,6 +127,8 @@ requests = {
     AskStatus: st.just(AskStatus()),
     Ping: st.builds(Ping, maybe(ids)),
     Flush: st.builds(Flush),
+    LoadAdapter: st.builds(LoadAdapter, ids, names, st.text(max_size=99).map(lambda path: f"/{path}")),
+    UnloadAdapter: st.builds(UnloadAdapter, ids, names),
 }
 replies = {
     Hello: st.builds(Hello, counts, st.text(), st.text()),
@@ -141,6 +147,7 @@ replies = {
     Status: st.builds(Status, variables),
     Pong: st.builds(Pong, maybe(ids)),
     Flushed: st.builds(Flushed, st.booleans()),
+    Adapters: st.builds(Adapters, ids, tuples(names, 0, 3)),
 }
 
 

@@ -26,6 +26,7 @@ REPORT: dict[str, Any] = {
         "context_tokens": 8192,
         "weight_bytes": 538 * 2**20,
     },
+    "adapters": {"poet": {"rank": 8, "bytes": 3 * 2**20, "requests": 2}},
     "rows": {"running": 5, "prefilling": 1, "waiting": 31, "max": 8},
     "slots": {"total": 16, "used": 6, "capacity_tokens": 2048, "cache_bytes": 3 * 2**30 // 2},
     "totals": {
@@ -66,6 +67,7 @@ def test_all_of_the_report_is_shown() -> None:
         "lane batch (all caches are kv)",
         "runs on cpu, BLAS OpenBLAS 0.3.34",
         "context 8,192 tokens",
+        "poet rank 8, 3.0 MiB, 2 requests now",
         "decoding 5 of 8",
         "prompt in work 1",
         "waiting 31",

@@ -1,0 +1,230 @@
+"""The whole daemon under open-loop load: requests arrive at random moments (Poisson), whether it keeps up or not, at
+50, 80, 95 and 120% of what it can serve, which is measured first with as many clients as there are rows. Prompts and
+answers are of random length, all different. What clients see: time to first token, time between tokens, refusals, and
+goodput: requests a second that were answered to the end with a first token within GOOD_S.
+
+    python -m tests.bench.load --plot docs/load.png
+
+With --soak MINUTES it runs at 80% for so long, some clients vanish in the middle, and the daemon's memory and latency in
+the last quarter are set beside those in the second.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+from rich.console import Console
+
+from lanes.blas import preload
+from scheduler.answer import RequestError
+from scheduler.client import Client
+from tests.bench.clients import of_daemon
+from tests.bench.harness import Bench, bench
+from tests.bench.serve import Server, process, same_blas
+
+ROWS, QUEUE = 8, 16
+PROMPT_TOKENS, ANSWER_TOKENS = (16, 128), (8, 64)
+GOOD_S = 5.0
+LEVELS = (0.5, 0.8, 0.95, 1.2)
+# One in so many clients of a soak goes away in the middle of its answer.
+VANISH_ONE_IN = 10
+
+
+@dataclass(slots=True)
+class Story:
+    """One request: when it came, when its tokens did, how it ended."""
+
+    arrived_s: float
+    token_s: list[float] = field(default_factory=list)
+    outcome: str = "running"
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.arrived_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What came of so many requests a second, offered for seconds."""
+
+    offered_per_s: float
+    seconds: float
+    stories: list[Story]
+
+    def of(self, outcome: str) -> list[Story]:
+        return [story for story in self.stories if story.outcome == outcome]
+
+    @property
+    def ttft_s(self) -> list[float]:
+        return [story.ttft_s for story in self.stories if story.token_s]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [gap for story in self.stories for gap in story.gaps_s]
+
+    @property
+    def goodput_per_s(self) -> float:
+        return sum(story.ttft_s <= GOOD_S for story in self.of("done")) / self.seconds
+
+
+class Source:
+    """Requests of random length, none like another."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def request(self) -> tuple[tuple[int, ...], int]:
+        tokens = self.random.randint(*PROMPT_TOKENS)
+        return tuple(self.random.randrange(100, 20_000) for _ in range(tokens)), self.random.randint(*ANSWER_TOKENS)
+
+
+async def ask(client: Client, prompt: tuple[int, ...], max_tokens: int, story: Story, stop_after: int | None) -> None:
+    try:
+        async with client.submit(prompt_token_ids=prompt, max_tokens=max_tokens, ignore_eos=True) as answer:
+            async for delta in answer:
+                story.token_s += [time.perf_counter()] * len(delta.token_ids)
+                if stop_after is not None and len(story.token_s) >= stop_after:
+                    story.outcome = "vanished"
+                    return
+        story.outcome = "done"
+    except RequestError as error:
+        story.outcome = error.code
+
+
+async def closed_loop(path: Path, seconds: float) -> float:
+    """Requests a second with as many clients as rows, each asking again at once."""
+    source, done = Source(1), 0
+
+    async def one(client: Client) -> None:
+        nonlocal done
+        while True:
+            story = Story(time.perf_counter())
+            await ask(client, *source.request(), story, None)
+            done += story.outcome == "done"
+
+    async with Client(path) as client:
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for _ in range(ROWS):
+                    nursery.start_soon(one, client)
+    return done / seconds
+
+
+async def open_loop(path: Path, per_s: float, seconds: float, seed: int, vanish: bool = False) -> list[Story]:
+    """Requests at a mean rate for some seconds; returns when all have ended."""
+    source, stories = Source(seed), []
+    began_s = time.perf_counter()
+    async with Client(path) as client, trio.open_nursery() as nursery:
+        while time.perf_counter() - began_s < seconds:
+            await trio.sleep(source.random.expovariate(per_s))
+            story = Story(time.perf_counter())
+            stories.append(story)
+            goes = vanish and source.random.randrange(VANISH_ONE_IN) == 0
+            nursery.start_soon(ask, client, *source.request(), story, 3 if goes else None)
+    return stories
+
+
+def percentile(values: list[float], share: float) -> float:
+    return statistics.quantiles(values, n=100)[round(share * 100) - 1] if len(values) > 1 else values[0]
+
+
+def book(run: Bench, case: str, level: Level) -> None:
+    run.add(case, "goodput", "requests/s", [level.goodput_per_s])
+    for share in (0.5, 0.95, 0.99):
+        run.add(case, f"time to first token, p{share * 100:.0f}", "s", [percentile(level.ttft_s, share)])
+        run.add(case, f"between tokens, p{share * 100:.0f}", "ms", [percentile(level.gaps_s, share) * 1000])
+    run.add(case, "refused", "%", [100 * len(level.of("overloaded")) / len(level.stories)])
+
+
+def plot(levels: list[Level], capacity: float, file: Path) -> None:
+    """Percentiles over the offered load, and goodput beside it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    waits, gaps, good = figure.subplots(1, 3)
+    load = [100 * level.offered_per_s / capacity for level in levels]
+    for share in (0.5, 0.95, 0.99):
+        label = f"p{share * 100:.0f}"
+        waits.plot(load, [percentile(level.ttft_s, share) for level in levels], marker="o", label=label)
+        gaps.plot(load, [1000 * percentile(level.gaps_s, share) for level in levels], marker="o", label=label)
+    good.plot(load, [level.offered_per_s for level in levels], linestyle="--", color="grey", label="offered")
+    good.plot(load, [level.goodput_per_s for level in levels], marker="o", label=f"first token within {GOOD_S:g} s")
+    for axes, title, unit in (
+        (waits, "time to first token", "s"),
+        (gaps, "between tokens", "ms"),
+        (good, "goodput", "requests/s"),
+    ):
+        axes.set(title=title, xlabel="offered load, % of capacity", ylabel=unit, ylim=(0, None))
+        axes.legend()
+    figure.savefig(file, dpi=110)
+
+
+async def soak(run: Bench, path: Path, per_s: float, minutes: float) -> None:
+    """Quarters of the whole time; the first is the warm-up."""
+    quarters: list[Level] = []
+    memory: list[float] = []
+    console = Console(file=sys.stderr)
+    for quarter in range(4):
+        seconds = minutes * 60 / 4
+        stories = await open_loop(path, per_s, seconds, 100 + quarter, vanish=True)
+        quarters.append(Level(per_s, seconds, stories))
+        async with Client(path) as client:
+            report = await client.status()
+        memory.append(report["memory"]["rss_bytes"] / 2**20)
+        rows = report["rows"]
+        assert not (rows["running"] or rows["waiting"] or rows["prefilling"] or rows["set_aside"]), f"left: {rows}"
+        console.print(f"quarter {quarter + 1}: {len(stories)} requests, {memory[-1]:.0f} MiB", highlight=False)
+    case = f"{minutes:g} minutes at {per_s:.2f} requests/s; the second quarter as peer"
+    run.add(case, "resident memory", "MiB", [memory[3]], [memory[1]], more_is_better=False)
+    for share in (0.5, 0.99):
+        waits = [[percentile(quarters[place].ttft_s, share)] for place in (3, 1)]
+        run.add(case, f"time to first token, p{share * 100:.0f}", "s", *waits, more_is_better=False)
+    failed = [story.outcome for level in quarters for story in level.stories]
+    run.add(case, "failed", "requests", [sum(each not in ("done", "vanished", "overloaded") for each in failed)])
+
+
+def main() -> None:
+    with (
+        bench("load", __doc__ or "", flags={"plot": "write a picture of it", "soak": "run for so many minutes"}) as run,
+        tempfile.TemporaryDirectory(prefix="laned-bench-") as name,
+    ):
+        report = preload()
+        run.blas = report.sentence
+        same_blas(report)
+        folder = Path(name)
+        path = folder / "laned.sock"
+        daemon = ["scheduler.cli", "serve", "--model", "demo", "--socket", str(path)]
+        daemon += ["--max-rows", str(ROWS), "--max-queue", str(QUEUE)]
+        seconds = 20.0 if run.quick else 60.0
+        with process(daemon, folder / "daemon.log") as started:
+            Server(started, folder / "daemon.log", of_daemon(path)).wait_ready("Hello")
+            capacity = trio.run(closed_loop, path, seconds)
+            prompts, answers = (f"{least} to {most}" for least, most in (PROMPT_TOKENS, ANSWER_TOKENS))
+            case = f"prompts of {prompts}, answers of {answers} tokens, {ROWS} rows"
+            run.add(case, "capacity", "requests/s", [capacity])
+            if run.flags["soak"]:
+                trio.run(soak, run, path, 0.8 * capacity, float(run.flags["soak"]))
+                return
+            levels = []
+            for seed, part in enumerate(LEVELS):
+                per_s = part * capacity
+                stories = trio.run(open_loop, path, per_s, seconds, 10 + seed)
+                levels.append(Level(per_s, seconds, stories))
+                book(run, f"{part:.0%} of capacity, {per_s:.2f} requests/s", levels[-1])
+            if run.flags["plot"]:
+                plot(levels, capacity, Path(run.flags["plot"]))
+
+
+if __name__ == "__main__":
+    main()
