@@ -67,9 +67,7 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
     info = model_info(loaded, settings, blas, prepared)
     loaded.tokenizer.grammars.prepare()
     grammars = Grammars(loaded.tokenizer.grammars, loaded.tokenizer.eos_token_ids)
-    return MlxEngine(
-        make_row, info, decoder, early_reads=tuning.early_reads, grammars=grammars, adapters=adapters
-    )
+    return MlxEngine(make_row, info, decoder, early_reads=tuning.early_reads, grammars=grammars, adapters=adapters)
 
 
 def model_info(loaded: LoadedModel, settings: LaneSettings, blas: str, prepared: Prepared) -> ModelInfo:

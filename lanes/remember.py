@@ -48,6 +48,7 @@ class RowMemory:
             mx.async_eval(begun)
         except Exception:
             logger.warning("row %d could not be saved at %d tokens", row_id, at, exc_info=True)
+            self._saved.pop(row_id, None)  # some of it may be there without the rest
             return []
         return begun
 

@@ -104,7 +104,8 @@ class Loop:
         """Read what is remembered into the memory of rows that wait for it, one after the other, until cancelled."""
         async for request, destinations in self._recalls[1]:
             assert request.found is not None
-            whole = await store.fill(request.found, destinations)
+            # Without memory for it there is nothing to fill.
+            whole = bool(destinations) and await store.fill(request.found, destinations)
             rate = self.scheduler.prompt_rate.tokens_per_s
             if whole and rate is not None:
                 self.metrics.store_saved(request.found.tokens / rate)

@@ -8,7 +8,6 @@ nothing either: the next request finds it.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,8 +25,6 @@ WATCH_S = 1.0
 # A daemon that has not answered for so long hangs; a prompt's tokenization takes a small part of it.
 SILENT_S = 30.0
 
-_LOADING = "the daemon accepts connections, but does not answer yet: it is loading its model"
-
 
 class Daemon:
     """away: why there is no daemon, None where there is one. model: its name, once known."""
@@ -41,13 +38,9 @@ class Daemon:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:
         """Raises ConnectionLost where no daemon is."""
-        with trio.move_on_after(HELLO_S) as patience:
-            async with Client(self._path, name="gateway") as client:
-                patience.deadline = math.inf
-                self.away, self.model = None, client.hello.model
-                yield client
-        if patience.cancelled_caught:
-            raise ConnectionLost(_LOADING)
+        async with Client(self._path, name="gateway", wait_s=HELLO_S) as client:
+            self.away, self.model = None, client.hello.model
+            yield client
 
     async def watch(self) -> None:
         """Know at any time whether the daemon is there. Runs until it is cancelled."""

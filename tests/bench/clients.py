@@ -46,8 +46,9 @@ def of_daemon(path: Path) -> Asking:
     return ask
 
 
-def of_http(port: int) -> Asking:
-    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
+def of_http(port: int, **more: bool) -> Asking:
+    """more: fields of the body that not every server knows."""
+    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0, **more}
 
     async def ask(prompt: str, max_tokens: int, heard: Heard) -> None:
         body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, **options}).encode()

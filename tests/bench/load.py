@@ -5,8 +5,8 @@ goodput: requests a second that were answered to the end with a first token with
 
     python -m tests.bench.load --plot docs/load.png
 
-With --soak MINUTES it runs at 80% for so long, some clients vanish in the middle, and the daemon's memory and latency in
-the last quarter are set beside those in the second.
+With --soak MINUTES it runs at 80% for so long, some clients vanish in the middle, and the daemon's memory and latency
+in the last quarter are set beside those in the second.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ async def soak(run: Bench, path: Path, per_s: float, minutes: float) -> None:
             report = await client.status()
         memory.append(report["memory"]["rss_bytes"] / 2**20)
         rows = report["rows"]
-        assert not (rows["running"] or rows["waiting"] or rows["prefilling"] or rows["set_aside"]), f"left: {rows}"
+        left = sum(rows[state] for state in ("running", "waiting", "prefilling", "set_aside"))
+        assert not left, f"all have ended, but {rows}"
         console.print(f"quarter {quarter + 1}: {len(stories)} requests, {memory[-1]:.0f} MiB", highlight=False)
     case = f"{minutes:g} minutes at {per_s:.2f} requests/s; the second quarter as peer"
     run.add(case, "resident memory", "MiB", [memory[3]], [memory[1]], more_is_better=False)

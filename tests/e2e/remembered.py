@@ -51,8 +51,8 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
 
 async def ask(client: Client, prompt: list[int], **options: Unpack[Options]) -> Heard:
     """The greedy answer to token ids."""
-    wanted: Options = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True, "logprobs": True, **options}
-    done = await client.ask(prompt_token_ids=prompt, **wanted)
+    wanted: Options = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True, "logprobs": True}
+    done = await client.ask(**{**wanted, "prompt_token_ids": prompt, **options})
     tokens = tuple(each.token_id for each in done.logprobs)
     return Heard(tokens, tuple(each.logprob for each in done.logprobs), done.usage)
 
@@ -64,6 +64,14 @@ def store_flags(folder: Path) -> list[str]:
 
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+async def flushed(client: Client) -> None:
+    """Flush as soon as there is a disk to flush to."""
+    while True:
+        if await client.flush():
+            return
+        await trio.sleep(0.05)
 
 
 async def figures(client: Client) -> dict[str, float]:
@@ -78,7 +86,10 @@ async def figures(client: Client) -> dict[str, float]:
 
 async def moved(client: Client, name: str, before: dict[str, float], at_least: float) -> None:
     """Wait until a counter has; those of the disk are read every few seconds."""
-    while (await figures(client))[name] < before[name] + at_least:
+    while True:
+        now = await figures(client)
+        if now[name] >= before[name] + at_least:
+            return
         await trio.sleep(0.1)
 
 
@@ -113,4 +124,3 @@ def serving_store(folder: Path, socket: Path) -> Iterator[StoreProcess]:
         yield store
     finally:
         store.kill()
-

@@ -20,7 +20,7 @@ from tests.lanes.test_adapters import engine_for
 from tests.lanes.tiny import alone
 
 LESSON = "The lane keeper's lantern is green and never goes out in the rain."
-NUM_LAYERS = 8
+NUM_LAYERS = 4
 
 
 def taught(folder: Path) -> Path:
@@ -29,9 +29,9 @@ def taught(folder: Path) -> Path:
     parameters = {"rank": 8, "scale": 20.0, "dropout": 0.0}
     linear_to_lora_layers(model, NUM_LAYERS, parameters)
     tokens = demo_tokenizer().encode(LESSON)
-    args = TrainingArgs(batch_size=1, iters=25, max_seq_length=64, adapter_file=str(folder / WEIGHTS))
+    args = TrainingArgs(batch_size=1, iters=12, max_seq_length=64, adapter_file=str(folder / WEIGHTS))
     data: Any = [(tokens, 0)]
-    train(model, optimizers.Adam(learning_rate=1e-3), data, args=args)
+    train(model, optimizers.Adam(learning_rate=3e-4), data, args=args)
     (folder / CONFIG).write_text(json.dumps({"num_layers": NUM_LAYERS, "lora_parameters": parameters}))
     return folder
 

@@ -212,3 +212,16 @@ async def test_a_hundred_clients_that_come_and_go_leave_nothing() -> None:
         assert ends.count("length") >= 66
         assert daemon.loop.scheduler.requests == {}
         assert daemon.engine.rows == set()
+
+
+@in_trio
+async def test_what_has_ended_is_booked_while_others_go_on() -> None:
+    """An answer is told a turn before its row leaves."""
+    async with echo_daemon() as daemon:
+        await daemon.loop.wait_booked()
+        await daemon.submit(prompt="somebody else", max_tokens=500)
+        for number in range(20):
+            client = await daemon.submit(prompt="a" * (1 + number), max_tokens=2)
+            await client.done()
+            await daemon.loop.wait_booked()
+            assert len(daemon.engine.rows) == 1

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.rows.bands import MOST_BANDS, Cutter, Band, cost_columns, cut
+from lanes.rows.bands import MOST_BANDS, Band, Cutter, cost_columns, cut
 
 
 def cheapest_of_all(widths: list[int], columns_per_call: float) -> float:
