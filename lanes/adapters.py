@@ -48,7 +48,7 @@ class Adapters:
                 self._loaded[digest] = replace(adapter, weights=b"")
                 self._stack()
                 self._try_out(digest)
-            except (ValueError, RuntimeError) as error:
+            except Exception as error:
                 self._forget(digest)
                 raise AdapterError(f"the model fails with it: {error}") from error
         self._unwanted.discard(digest)

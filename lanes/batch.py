@@ -9,9 +9,9 @@ import mlx.core as mx
 
 from lanes.rounding import capacity_for, read_width, round_rows
 from lanes.rows import Rows, rows_for
+from lanes.rows.bands import Cutter
 from lanes.rows.held import Held, in_place
 from lanes.rows.positions import Positions
-from lanes.rows.bands import Cutter
 from lanes.rows.slots import Slots
 
 

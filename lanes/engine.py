@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from lanes.adapters import Adapters
+from lanes.adopt import adopt
 from lanes.decoder import Decoder, Dispatched
 from lanes.grammar import GrammarError, Grammars
 from lanes.lane import (
@@ -108,7 +109,7 @@ class MlxEngine:
             self._decode(self.decoder.caches.shrink)
         for spec in step.admit:
             self._admit(spec)
-        known = [spec for spec in step.admit if spec.recall and spec.row_id in self._prompts]
+        known = [spec for spec in step.admit if spec.recall and not spec.recall.mapped and spec.row_id in self._prompts]
         destinations = tuple((spec.row_id, self.memory.admit(spec)) for spec in known)
         for row_id, was_read in step.recalled:
             self._recalled(row_id, was_read)
@@ -193,7 +194,10 @@ class MlxEngine:
                 return
         if spec.adapter is not None:
             self.adapters.admit(spec.row_id, spec.adapter)
-        self._prompts[spec.row_id] = Prefill(self.make_row, spec)
+        prompt, recall = Prefill(self.make_row, spec), spec.recall
+        self._prompts[spec.row_id] = prompt
+        if recall is not None and recall.mapped is not None:
+            self._prompt((spec.row_id,), lambda: prompt.take_up(adopt(self.make_row(), recall), recall.tokens))
 
     def _recalled(self, row_id: int, was_read: bool) -> None:
         prompt, thaw = self._prompts.get(row_id), self.memory.recalled(row_id)

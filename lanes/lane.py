@@ -6,7 +6,8 @@ arrays may not. This file imports no MLX, so that the scheduler can be tested ag
 A row's life in the engine: it is admitted, its prompt is processed alone in chunks up to its last token but one, it is
 merged into a lane, and from then on every step feeds it one token, the last of its prompt first. It leaves whenever the
 scheduler says so. A row of which something is known already is admitted with a Recall: the engine makes memory for it
-and tells where (StepResult.destinations), somebody fills that, and Step.recalled says how it went.
+and tells where (StepResult.destinations), somebody fills that, and Step.recalled says how it went. Where the Recall
+has the arrays already, mapped, the row begins with them at once.
 """
 
 from dataclasses import dataclass, field
@@ -180,9 +181,9 @@ class StepResult:
     logprobs: (row id, of its token in tokens) of rows that want them; for a row that is in tokens twice, both in order.
     rows: merged rows now; in_flight: whether a decode step is dispatched and not yet read.
     frozen: (row id, what it has) of rows that were to be frozen; one that could not be is left out, and serves on.
-    destinations: (row id, memory to be filled) of rows admitted with a Recall; until Step.recalled tells of them, or
-    they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive. () where memory cannot
-    be made, or what is known does not fit the model: that row is to begin with nothing.
+    destinations: (row id, memory to be filled) of rows admitted with a Recall that is to be read; until Step.recalled
+    tells of them, or they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive. ()
+    where memory cannot be made, or what is known does not fit the model: that row is to begin with nothing.
     """
 
     tokens: tuple[tuple[int, int], ...] = ()

@@ -67,7 +67,9 @@ class Term:
         evaluated. Without any the layer is what it was."""
         self.factors = {digest: self.factors[digest] for digest in digests if digest in self.factors}
         if not self.factors:
-            self.layer.__class__ = self.plain_class
+            if isinstance(self.layer, _Adapted):
+                del self.layer.term
+                self.layer.__class__ = self.plain_class
             return []
         inputs, outputs = dimensions(self.layer)
         nothing = mx.zeros((inputs, rank)), mx.zeros((rank, outputs))

@@ -25,6 +25,8 @@ from store.checkpoint import Destination, Recall, TensorSpec, columns_of
 GROWTH_TOKENS = 256
 
 Place = tuple[int, ...]
+# What belongs into each cache, by its number there.
+Arrays = dict[Place, dict[int, mx.array]]
 
 
 class Misfit(Exception):
@@ -57,8 +59,8 @@ class Thaw:
         self._empty = empty
         self._memory: dict[Place, dict[int, _Memory]] = {}
         destinations: list[Destination] = []
-        specs = dict(_by_place(recall.specs))
-        for place, cache in _leaves(empty):
+        specs = by_place(recall.specs)
+        for place, cache in leaves(empty):
             for index, spec in sorted(specs.pop(place, {}).items()):
                 memory, destination = self._memory_for(cache, spec)
                 self._memory.setdefault(place, {})[index] = memory
@@ -79,12 +81,10 @@ class Thaw:
         mx.eval([list(each.values()) for each in arrays.values()])
         # What is left of the memory is in these arrays alone: so it is written in place when the row goes on.
         self._memory.clear()
-        return [self._filled(cache, (index,), arrays) for index, cache in enumerate(self._empty)]
+        return filled_caches(self._empty, arrays, self.tokens)
 
     def _memory_for(self, cache: Any, spec: TensorSpec) -> tuple[_Memory, Destination]:
-        rows = rows_like(cache)
-        if isinstance(rows, ColumnRows) == (spec.at is not None):
-            raise Misfit(f"{spec} is not of a {rows.kind}")
+        rows = rows_fitting(cache, spec)
         wanted, shape = spec, spec.shape
         if isinstance(rows, ColumnRows):
             wanted = columns_of(spec, rows.held_ranges(self.tokens))
@@ -96,21 +96,35 @@ class Thaw:
         head_bytes = nbytes // shape[0] if isinstance(rows, ColumnRows) else nbytes
         return _Memory(content, (1, *shape), spec.dtype), Destination(wanted, buffer, head_bytes)
 
-    def _filled(self, cache: Any, place: Place, arrays: dict[Place, dict[int, mx.array]]) -> Any:
-        if isinstance(cache, CacheList):
-            members = enumerate(cache.caches)
-            return CacheList(*(self._filled(member, (*place, index), arrays) for index, member in members))
-        found = arrays.get(place)
-        if found is None:  # its layer does not use it
-            return cache
-        rows = rows_like(cache)
-        if isinstance(rows, SSMRows):
-            return rows.solo_row([found.get(index) for index in range(len(cache.cache))], self.tokens)
-        assert isinstance(rows, ColumnRows), f"{type(cache).__name__} is of no known kind"
-        return rows.solo_row([found[index] for index in range(len(found))], self.tokens)
+
+def filled_caches(empty: Sequence[Any], arrays: Arrays, tokens: int) -> list[Any]:
+    """The caches of a row of so many tokens, of empty ones and what belongs into them."""
+    return [_filled(cache, (index,), arrays, tokens) for index, cache in enumerate(empty)]
 
 
-def _by_place(specs: Sequence[TensorSpec]) -> dict[Place, dict[int, TensorSpec]]:
+def _filled(cache: Any, place: Place, arrays: Arrays, tokens: int) -> Any:
+    if isinstance(cache, CacheList):
+        members = enumerate(cache.caches)
+        return CacheList(*(_filled(member, (*place, index), arrays, tokens) for index, member in members))
+    found = arrays.get(place)
+    if found is None:  # its layer does not use it
+        return cache
+    rows = rows_like(cache)
+    if isinstance(rows, SSMRows):
+        return rows.solo_row([found.get(index) for index in range(len(cache.cache))], tokens)
+    assert isinstance(rows, ColumnRows), f"{type(cache).__name__} is of no known kind"
+    return rows.solo_row([found[index] for index in range(len(found))], tokens)
+
+
+def rows_fitting(cache: Any, spec: TensorSpec) -> Any:
+    """The kind of rows that the cache is of. Raises Misfit where such have no arrays like this one."""
+    rows = rows_like(cache)
+    if isinstance(rows, ColumnRows) == (spec.at is not None):
+        raise Misfit(f"{spec} is not of a {rows.kind}")
+    return rows
+
+
+def by_place(specs: Sequence[TensorSpec]) -> dict[Place, dict[int, TensorSpec]]:
     found: dict[Place, dict[int, TensorSpec]] = {}
     for spec in specs:
         *place, index = map(int, spec.name.split("."))
@@ -118,10 +132,10 @@ def _by_place(specs: Sequence[TensorSpec]) -> dict[Place, dict[int, TensorSpec]]
     return found
 
 
-def _leaves(caches: Sequence[Any], above: Place = ()) -> Iterator[tuple[Place, Any]]:
+def leaves(caches: Sequence[Any], above: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Each cache, of a CacheList its members, with its place."""
     for index, cache in enumerate(caches):
         if isinstance(cache, CacheList):
-            yield from _leaves(cache.caches, (*above, index))
+            yield from leaves(cache.caches, (*above, index))
         else:
             yield (*above, index), cache

@@ -27,8 +27,8 @@ class Budget:
 
     @classmethod
     def for_model(cls, info: ModelInfo, limit_bytes: int | None, remembered_bytes: int = 0) -> Budget:
-        """limit_bytes None: what the device's memory leaves beside the weights, what is remembered in it, and a part for
-        everything else."""
+        """limit_bytes None: what the device's memory leaves beside the weights, what is remembered in it, and a part
+        for everything else."""
         if limit_bytes is None:
             taken_bytes = info.weight_bytes + remembered_bytes
             limit_bytes = max(int(info.memory_bytes * MEMORY_PART) - taken_bytes, info.memory_bytes // 16)

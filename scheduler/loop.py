@@ -106,9 +106,8 @@ class Loop:
             assert request.found is not None
             # Without memory for it there is nothing to fill.
             whole = bool(destinations) and await store.fill(request.found, destinations)
-            rate = self.scheduler.prompt_rate.tokens_per_s
-            if whole and rate is not None:
-                self.metrics.store_saved(request.found.tokens / rate)
+            if whole:
+                self._count_saved(request)
             self.scheduler.filled(request, whole)
             self.wake()
 
@@ -117,6 +116,8 @@ class Loop:
         for spec in step.admit:
             request = self.scheduler.requests[spec.row_id]
             self.metrics.admitted(now_s - request.times.arrived_s)
+            if spec.recall is not None and spec.recall.mapped is not None:
+                self._count_saved(request)
         result = await self.thread.run(self.engine.step, step)
         self._beat()
         now_s = trio.current_time()
@@ -137,6 +138,12 @@ class Loop:
         self._turned.unpark_all()
         if now_s - self._gauges_read_s >= GAUGES_EVERY_S:
             await self._read_gauges()
+
+    def _count_saved(self, request: Request) -> None:
+        """It begins with what was found of its prompt."""
+        rate = self.scheduler.prompt_rate.tokens_per_s
+        if rate is not None and request.found is not None:
+            self.metrics.store_saved(request.found.tokens / rate)
 
     async def _rest(self) -> None:
         self.scheduler.check()

@@ -243,6 +243,14 @@ class Options:
     store_verify: bool = _option(
         values.switch(), False, "what is remembered", "", "check the bytes too whenever something is read back"
     )
+    restore: Literal["auto", "read", "map"] = _option(
+        values.choice("auto", "read", "map"),
+        "auto",
+        "what is remembered",
+        "auto|read|map",
+        "how a row gets what is on disk: read; or map, where one file has it all, which MLX can use as it is on a Mac; "
+        "auto reads, as nobody has measured mapping there yet",
+    )
     store_read_only: bool = _option(
         values.switch(), False, "what is remembered", "", "read the folder, which another daemon may be writing to"
     )

@@ -52,6 +52,8 @@ class Remembering:
         found = self._look_up(request)
         if self._is_sooner(found, prompt_tokens_per_s):
             request.recall = found.recall
+        else:
+            found.unmap()
         return request.recall is not None
 
     def _look_up(self, request: Request) -> Found:

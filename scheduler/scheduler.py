@@ -198,6 +198,15 @@ class BatchScheduler:
         else:
             request.forget_found()
 
+    def _begin_recall(self, request: Request) -> None:
+        """What is mapped is there; all else is to be read first."""
+        assert request.recall is not None
+        if request.recall.mapped is not None:
+            self._begin_prompt(request, is_recalled=True)
+        else:
+            request.advance(State.RECALLING)
+            self._recalling[request.row_id] = request
+
     def _begin_recalled(self) -> Iterator[tuple[int, bool]]:
         for request, whole in self._filled:
             if self._recalling.pop(request.row_id, None) is None:
@@ -280,8 +289,7 @@ class BatchScheduler:
                 and self.remembering
                 and self.remembering.recalls(request, self.prompt_rate.tokens_per_s)
             ):
-                request.advance(State.RECALLING)
-                self._recalling[request.row_id] = request
+                self._begin_recall(request)
             else:
                 self._begin_prompt(request, is_recalled=False)
             yield request

@@ -83,6 +83,8 @@ async def open_remembering(
             options.demote_idle,
             options.store_verify,
             cut_anywhere=info.remembers == "anywhere",
+            # auto is read until somebody has measured mapping where MLX adopts what is mapped.
+            maps=options.restore == "map",
         )
         if not settings.memory_bytes and keeper is None:
             yield None

@@ -79,16 +79,35 @@ class Part:
         return sum(spec.nbytes for spec in self.tensors)
 
 
+class Mapped:
+    """The bytes of a recalled row's arrays as memory that a file is mapped to, which lives as long as one of them does.
+
+    They can be taken once, by whoever makes the arrays: so that nobody else keeps the mapping.
+    """
+
+    def __init__(self, buffers: tuple[memoryview, ...]) -> None:
+        """Each may have some bytes more than its array."""
+        self._buffers = buffers
+
+    def take(self) -> tuple[memoryview, ...]:
+        buffers, self._buffers = self._buffers, ()
+        return buffers
+
+
 @dataclass(frozen=True, slots=True)
 class Recall:
     """What is known of a row before it is processed: its first `tokens` tokens, of which specs tells the arrays.
 
     Of columns there is one spec for each name; its shape and ranges are those of some part of them, and only dtype,
     heads and dim count. Of state there are those at `tokens`.
+
+    mapped: the arrays themselves, one for each spec, which then tells their shape and ranges: some columns may be of
+    later tokens, or of none that the row has. None: they are to be read.
     """
 
     tokens: int
     specs: tuple[TensorSpec, ...]
+    mapped: Mapped | None = None
 
 
 @dataclass(frozen=True, slots=True)

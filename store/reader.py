@@ -1,4 +1,4 @@
-"""Fills rows' memory from what is kept: the reader's thread and its door.
+"""Fills rows' memory from what is kept, or maps it: the reader's thread and its door.
 
 What crosses is plain: segments, their buffers or files, destinations; a result comes back. Calls go one after another,
 in the order they came in: two would share the disk and both be late. From memory it is copies, from disk reads, both
@@ -8,6 +8,7 @@ straight into the row. Rows wait for this, so that writing stops meanwhile (Prec
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import time
@@ -20,12 +21,15 @@ from typing import Final
 
 import trio
 
-from store.checkpoint import Destination
+from store.checkpoint import Destination, Mapped
 from store.format import CorruptSegment
 from store.keeping import Kept
+from store.mapping import map_tensors
 from store.pieces import Missing, Piece, pieces
 from store.segment import Segment
-from store.segment_file import read_stored, verify_tensor
+from store.segment_file import opened, verify_tensor
+
+logger = logging.getLogger(__name__)
 
 # The kernel reads at most so much ahead for one call, or more where the device wants more.
 READ_AHEAD_BYTES: Final = 128 << 10
@@ -113,6 +117,11 @@ class Reader:
         )
         return filled
 
+    async def map(self, path: Path, segment: Segment, tensors: Sequence[int]) -> Mapped | None:
+        """These tensors of a file as memory; None where they had better be read, which then tells what is wrong."""
+        with self.precedence.reading():
+            return await trio.to_thread.run_sync(_map, path, segment, tensors, self._verify, limiter=self._one)
+
     async def read_ahead(self, paths: Sequence[Path]) -> None:
         """Ask the kernel to read files, so that they are in its memory when they are wanted."""
         if hasattr(os, "posix_fadvise"):
@@ -171,19 +180,13 @@ def _copy(buffers: tuple[memoryview, ...], wanted: Iterator[Piece]) -> int:
 def _read(path: Path, segment: Segment, wanted: Iterator[Piece], verify: bool) -> int:
     """Raises OSError, CorruptSegment."""
     num_bytes = 0
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        stored = read_stored(file)
-        if stored.segment != segment:
-            raise CorruptSegment("it is another segment than it was")
+    with opened(path, segment) as (file, stored):
         for tensor, of_tensor in groupby(wanted, key=lambda piece: piece.tensor):
             if verify:
                 verify_tensor(file, stored, tensor)
             for piece in of_tensor:
                 _read_into(file, stored.places[tensor] + piece.offset, piece.into)
                 num_bytes += piece.nbytes
-    finally:
-        os.close(file)
     return num_bytes
 
 
@@ -199,6 +202,14 @@ def _read_into(file: int, offset: int, into: Sequence[memoryview]) -> None:
             num -= left.pop(0).nbytes
         if num:
             left[0] = left[0][num:]
+
+
+def _map(path: Path, segment: Segment, tensors: Sequence[int], verify: bool) -> Mapped | None:
+    try:
+        return Mapped(map_tensors(path, segment, tensors, verify))
+    except (OSError, CorruptSegment) as error:
+        logger.info("segment %s cannot be mapped: %s", segment.id, error)
+        return None
 
 
 def _read_ahead(paths: Sequence[Path]) -> None:

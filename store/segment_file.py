@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -53,6 +54,19 @@ def read_stored(fd: int, files: Files = FILES) -> Stored:
     stored = decode(_read_head(fd, files))
     validate(stored, files.stat(fd).st_size)
     return stored
+
+
+@contextmanager
+def opened(path: Path, segment: Segment, files: Files = FILES) -> Iterator[tuple[int, Stored]]:
+    """A segment's file for reading, and what its head says. Raises CorruptSegment, also where it is another's."""
+    fd = files.open(path)
+    try:
+        stored = read_stored(fd, files)
+        if stored.segment != segment:
+            raise CorruptSegment("it is another segment than it was")
+        yield fd, stored
+    finally:
+        files.close(fd)
 
 
 def read_identity(fd: int, files: Files = FILES) -> Segment:

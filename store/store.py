@@ -16,7 +16,8 @@ import logging
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import trio
 
@@ -41,7 +42,8 @@ TIDY_EVERY_S = 5.0
 class StoreSettings:
     """fingerprint: of the model, by content. memory_bytes: what may stay in memory. queue_bytes: what may wait to be
     written, beside that. demote_idle_s: unused for so long, what is on disk leaves memory. verify: tensors' hashes are
-    checked whenever they are read. cut_anywhere: rows of this model can be taken up again at any token."""
+    checked whenever they are read. cut_anywhere: rows of this model can be taken up again at any token. maps: one file
+    that is most of what a row begins with is mapped instead of read."""
 
     fingerprint: str
     memory_bytes: int
@@ -49,6 +51,7 @@ class StoreSettings:
     demote_idle_s: float | None = None
     verify: bool = False
     cut_anywhere: bool = True
+    maps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,14 @@ class Found:
     _chain: tuple[Entry, ...] = ()
     _pin: int | None = None
 
+    def unmap(self) -> None:
+        """What is mapped will not be used, if it has not been."""
+        if self.recall is not None and self.recall.mapped is not None:
+            self.recall.mapped.take()
+            self.recall = replace(self.recall, mapped=None)
+
     def release(self) -> None:
+        self.unmap()
         store, self._store = self._store, None
         if store is not None:
             store._let_go(self._chain, self._pin)
@@ -174,6 +184,10 @@ class Store:
         paths = [entry.kept.path for entry in found._chain if entry.buffers is None and entry.kept is not None]
         if paths:
             self._nursery.start_soon(self._reader.read_ahead, paths)
+        if paths and self._settings.maps and len(found._chain) == 1:
+            # What was found is held: whoever asked has to get it.
+            with trio.CancelScope(shield=True):
+                await self._map(found, paths[0])
         return found
 
     def find_now(self, tokens: Sequence[int], namespace: str, limit: int) -> Found:
@@ -223,6 +237,14 @@ class Store:
             with suppress(KeeperAway):
                 await self._keeper.condemn(bad.segment.id)
         return False
+
+    async def _map(self, found: Found, path: Path) -> None:
+        """Have the file that was found as memory, if most of it is wanted: a row would hold all of it. What cannot be
+        mapped is read."""
+        segment = found._chain[0].segment
+        if found.recall is not None and 2 * found.disk_bytes >= segment.nbytes:
+            tensors = [segment.tensors.index(spec) for spec in found.recall.specs]
+            found.recall = replace(found.recall, mapped=await self._reader.map(path, segment, tensors))
 
     def draft(self, tokens: Sequence[int], namespace: str) -> Draft | None:
         """What is not known of a row that has processed these tokens; None where all of it is. What it hangs on stays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -71,7 +71,6 @@ class Gateway:
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
         ]
-        self._routes = {route.path for route in (*asked, *told)}
         # Starlette would answer what goes wrong itself.
         handlers: Any = {HTTPException: _raise, Exception: _raise}
         self._inner: ASGIApp = Starlette(routes=[*asked, *told], exception_handlers=handlers)
@@ -96,7 +95,8 @@ class Gateway:
         try:
             await self._answer(scope, exchange)
         except Gone:
-            logger.debug("request %s: its client went away", scope["request_id"])
+            if not exchange.has_ended:
+                logger.debug("request %s: its client went away", scope["request_id"])
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.ended(route, exchange.status or CLIENT_GONE, time.perf_counter() - began_s)
@@ -168,12 +168,14 @@ class _Ask:
 
     async def _tell(self, wanted: str | None, order: Order, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._daemon.connect() as client:
-            models.check(wanted, self._settings, client.hello.model)
+            adapter = models.adapter_of(wanted, self._settings, client.hello.model)
+            if adapter is not None:
+                order = replace(order, submits=[{**submit, "adapter": adapter} for submit in order.submits])
             if not order.is_stream:
                 response = JSONResponse(await relay.whole(client, order))
                 await response(scope, receive, send)
                 return
-            error = await relay.stream(client, order, send, {}, self._settings.keep_alive_s)
+            error = await relay.stream(client, order, send, self._settings.keep_alive_s)
             if error is not None:
                 logger.warning("request %s broke off: %s", scope["request_id"], error)
 

@@ -23,7 +23,7 @@ class Gone(Exception):
 
 
 class Exchange:
-    """A request and its response. status: of the response, None before it has one."""
+    """A request and its response. status: of the response, None before it has one. has_ended: whether it is whole."""
 
     def __init__(self, receive: Receive, send: Send, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """headers: that go with whatever is answered."""
@@ -32,6 +32,7 @@ class Exchange:
         self._headers = list(headers)
         self._has_read_all = False
         self.status: int | None = None
+        self.has_ended = False
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -43,19 +44,23 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message["headers"], *self._headers]}
-        if self._has_read_all or message["type"] != "http.response.body" or message.get("more_body", False):
-            await self._send(message)
-        else:
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
             await self._send_last(message)
+        else:
+            await self._send(message)
 
     async def _send_last(self, message: Message) -> None:
         with trio.move_on_after(DISCARD_S):
             await self._discard(DISCARD_BYTES)
-        async with trio.open_nursery() as nursery:
-            # Hypercorn waits in its send for the body to be taken.
-            nursery.start_soon(self._discard)
-            await self._send(message)
-            nursery.cancel_scope.cancel()
+        self.has_ended = True
+        # Hypercorn tells us of the disconnect that this is, and then closes the connection or readies it for the next
+        # request: nobody who hears of it may stop it from that.
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                # It waits in its send for the body to be taken.
+                nursery.start_soon(self._discard)
+                await self._send(message)
+                nursery.cancel_scope.cancel()
 
     async def _discard(self, most_bytes: float = float("inf")) -> None:
         num_bytes = 0

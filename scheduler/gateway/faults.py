@@ -17,6 +17,8 @@ _STATUS = {
     "context_length_exceeded": 400,
     # The client's own look at a request that fits in no frame.
     "bad_frame": 400,
+    "bad_adapter": 400,
+    "unknown_adapter": 404,
     "frame_too_large": 413,
     "overloaded": 429,
     "shutting_down": 503,

@@ -12,12 +12,19 @@ from scheduler.gateway.settings import Settings
 DEFAULT = "default_model"
 
 
-def check(wanted: str | None, settings: Settings, model: str) -> None:
-    """model: the daemon's name for it. Raises Fault where a request wants another one."""
-    names = settings.names or (model,)
-    if wanted is not None and not settings.any_model and wanted not in (*names, DEFAULT):
-        said = f"there is no model {wanted!r} here: {' and '.join(names)} is served"
-        raise Fault(404, said, code="model_not_found", param="model")
+def adapter_of(wanted: str | None, settings: Settings, model: str) -> str | None:
+    """The adapter that a request's model names, as in "qwen3:legal". model: the daemon's name for its model. Raises
+    Fault where a request wants another one."""
+    names = (*(settings.names or (model,)), DEFAULT)
+    if wanted is None or wanted in names:
+        return None
+    base, _, adapter = wanted.rpartition(":")
+    if base in names and adapter:
+        return adapter
+    if settings.any_model:
+        return None
+    said = f"there is no model {wanted!r} here: {' and '.join(names[:-1])} is served"
+    raise Fault(404, said, code="model_not_found", param="model")
 
 
 def listed(settings: Settings, model: str, since_unix_s: int | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ A client that goes away cancels its request: leaving the daemon's connection doe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, cast
@@ -18,18 +18,18 @@ import trio
 from scheduler.answer import Answer, ClientError
 from scheduler.client import Client, Options
 from scheduler.gateway.asgi import Gone, Receive, Send
-from scheduler.gateway.dialect import Event, Order, Reshape
+from scheduler.gateway.dialect import Event, Order, Reply, Reshape
 from scheduler.gateway.faults import of_client_error
 from scheduler.protocol import Delta, Done
 
 Job = Callable[[], Awaitable[None]]
 
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
     # nginx would gather events before it passes them on.
-    "x-accel-buffering": "no",
-}
+    (b"x-accel-buffering", b"no"),
+]
 
 
 async def unless_gone(receive: Receive, work: Job) -> None:
@@ -55,11 +55,9 @@ async def whole(client: Client, order: Order) -> dict[str, Any]:
     return order.reply.whole([order.reshape().done(done)[1] for done in said] if order.reshape else said)
 
 
-async def stream(
-    client: Client, order: Order, send: Send, headers: Mapping[str, str], keep_alive_s: float
-) -> ClientError | None:
+async def stream(client: Client, order: Order, send: Send, keep_alive_s: float) -> ClientError | None:
     """As events. Raises ClientError as long as nothing was sent; returns one that came later, and was told."""
-    out = _Out(send, {**STREAM_HEADERS, **headers}, order)
+    out = _Out(send, order.reply)
     teller = _Teller(order)
     try:
         async with AsyncExitStack() as stack:
@@ -113,10 +111,9 @@ class _Teller:
 class _Out:
     """The response. Its head and the reply's opening go with the first news."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str], order: Order) -> None:
+    def __init__(self, send: Send, reply: Reply) -> None:
         self._send = send
-        self._headers = headers
-        self._reply = order.reply
+        self._reply = reply
         self._turn = trio.Lock()
         self._sent_s = trio.current_time()
         self.has_begun = False
@@ -145,8 +142,7 @@ class _Out:
         self._sent_s = trio.current_time()
         if not self.has_begun:
             self.has_begun = True
-            head = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": head})
+            await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 

@@ -32,7 +32,6 @@ HINTS = frozenset(
     ]
 )
 UNSUPPORTED = {
-    "adapters": "this daemon serves its model without adapters",
     "use_beam_search": "answers are drawn token by token",
     "length_penalty": "it belongs to beam search",
     "prompt_logprobs": "prompts are processed without their log-probabilities",
@@ -93,6 +92,8 @@ class Drawing(Body):
     stop_token_ids: Annotated[list[Size], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Size | None = None
+    adapter: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    adapters: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -133,6 +134,8 @@ def drawing_of(body: Drawing) -> dict[str, Any]:
             stop_token_ids=body.stop_token_ids,
             ignore_eos=body.ignore_eos,
             min_tokens=body.min_tokens,
+            # mlx_lm.server's name for it is the second.
+            adapter=body.adapter or body.adapters,
             priority=body.priority,
             cache_salt=body.cache_salt,
             structured_outputs=_structure_of(body),

@@ -63,7 +63,7 @@ def of_http(port: int, **more: bool) -> Asking:
                         event = json.loads(line.removeprefix(b"data: "))
                         if any(choice.get("text") for choice in event.get("choices", ())):
                             heard.text()
-                        heard.tokens = event.get("usage", {}).get("completion_tokens", heard.tokens)
+                        heard.tokens = (event.get("usage") or {}).get("completion_tokens", heard.tokens)
 
     return ask
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from scheduler.text import TextStream
 from scheduler.transcript import Transcript
 from tests.bench.harness import Report
 from tests.bench.models import weight_bytes
+from tests.bench.stories import Story
 
 # The engine bounds MLX's memory for reuse; the peer is to run with what MLX allows by itself.
 _PEER_CACHE_BYTES = mx.set_cache_limit(0)
@@ -52,22 +53,6 @@ class Ask:
     at_s: float
     prompt: tuple[int, ...]
     max_tokens: int
-
-
-@dataclass(slots=True)
-class Story:
-    """When a request arrived and when each of its tokens came, in seconds from the beginning."""
-
-    arrived_s: float
-    token_s: list[float] = field(default_factory=list)
-
-    @property
-    def ttft_s(self) -> float:
-        return self.token_s[0] - self.arrived_s
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]
 
 
 class Side(Protocol):

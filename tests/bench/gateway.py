@@ -44,7 +44,7 @@ def compare(run: Bench, size: Size, socket: Server, gateway: Server, peer: Serve
     for name, other in (("the bare socket", bare), ("mlx_lm.server", theirs)):
         rates = [[heard.tokens_per_s for heard, _ in rounds] for rounds in (ours, other)]
         run.add(f"{case}; peer: {name}", "total", "tokens/s", *rates)
-        answered = [[size.clients / heard.heard[0].text_s[-1] for heard, _ in rounds] for rounds in (ours, other)]
+        answered = [[rate / size.tokens for rate in side] for side in rates]
         run.add(f"{case}; peer: {name}", "answered", "requests/s", *answered)
         waits = [[heard.ttft_s for heard, _ in rounds] for rounds in (ours, other)]
         run.add(f"{case}; peer: {name}", "time to first token, median", "s", *waits, more_is_better=False)

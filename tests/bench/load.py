@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -28,6 +28,7 @@ from scheduler.client import Client
 from tests.bench.clients import of_daemon
 from tests.bench.harness import Bench, bench
 from tests.bench.serve import Server, process, same_blas
+from tests.bench.stories import Story
 
 ROWS, QUEUE = 8, 16
 PROMPT_TOKENS, ANSWER_TOKENS = (16, 128), (8, 64)
@@ -35,23 +36,6 @@ GOOD_S = 5.0
 LEVELS = (0.5, 0.8, 0.95, 1.2)
 # One in so many clients of a soak goes away in the middle of its answer.
 VANISH_ONE_IN = 10
-
-
-@dataclass(slots=True)
-class Story:
-    """One request: when it came, when its tokens did, how it ended."""
-
-    arrived_s: float
-    token_s: list[float] = field(default_factory=list)
-    outcome: str = "running"
-
-    @property
-    def ttft_s(self) -> float:
-        return self.token_s[0] - self.arrived_s
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

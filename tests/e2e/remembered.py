@@ -51,8 +51,14 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
 
 async def ask(client: Client, prompt: list[int], **options: Unpack[Options]) -> Heard:
     """The greedy answer to token ids."""
-    wanted: Options = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True, "logprobs": True}
-    done = await client.ask(**{**wanted, "prompt_token_ids": prompt, **options})
+    wanted: Options = {
+        "prompt_token_ids": prompt,
+        "max_tokens": ANSWER_TOKENS,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
+    wanted.update(options)
+    done = await client.ask(**wanted)
     tokens = tuple(each.token_id for each in done.logprobs)
     return Heard(tokens, tuple(each.logprob for each in done.logprobs), done.usage)
 

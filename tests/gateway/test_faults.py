@@ -18,6 +18,8 @@ _OF_CONNECTIONS = {"unsupported_version", "hello_expected", "timeout", "forbidde
         ("bad_request", 400),
         ("context_length_exceeded", 400),
         ("bad_frame", 400),
+        ("bad_adapter", 400),
+        ("unknown_adapter", 404),
         ("frame_too_large", 413),
         ("overloaded", 429),
         ("model_failed", 500),
@@ -34,7 +36,8 @@ def test_statuses(code: str, status: int) -> None:
 
 def test_every_error_of_a_request_has_a_status_of_its_own() -> None:
     told = {"bad_request", "context_length_exceeded", "bad_frame", "frame_too_large", "overloaded"}
-    assert told | {"model_failed", "internal", "shutting_down", "timed_out"} | _OF_CONNECTIONS == ERROR_CODES
+    told |= {"model_failed", "internal", "shutting_down", "timed_out", "unknown_adapter", "bad_adapter"}
+    assert told | _OF_CONNECTIONS == ERROR_CODES
 
 
 def test_no_daemon() -> None:

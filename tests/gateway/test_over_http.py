@@ -42,6 +42,26 @@ async def test_a_chat_whole_and_as_events(tmp_path: Path) -> None:
         assert end == "[DONE]"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@trio_test
+async def test_a_connection_is_closed_or_used_again(tmp_path: Path, stream: bool) -> None:
+    async with echoing(tmp_path) as (url, _):
+        async with asking(url, "POST", CHAT, chat("one", stream=stream), {"Connection": "close"}) as exchange:
+            await exchange.head()
+            await exchange.body()
+            assert await exchange.stream.receive_some() == b""
+        async with asking(url, "GET", "/health") as first:
+            await first.head()
+            await first.body()
+            for _ in range(3):
+                again = Exchange(first.stream)
+                body = json.dumps(chat("one", stream=stream)).encode()
+                await again.send("POST", CHAT, {"Content-Type": "application/json"}, body)
+                await again.finish()
+                assert await again.head() == 200
+                assert b"one" in await again.body()
+
+
 @trio_test
 async def test_every_response_has_a_number(tmp_path: Path) -> None:
     async with echoing(tmp_path) as (url, _):

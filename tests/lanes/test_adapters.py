@@ -188,6 +188,7 @@ def test_a_model_without_loaded_adapters_is_what_it_was(folders: dict[str, Path]
     for name in folders:
         engine.unload_adapter(str(digests[name]))
     assert before == [(name, type(module)) for name, module in model.named_modules()]
+    assert not any(hasattr(module, "term") for module in model.modules()), "nothing holds the stacks any more"
 
 
 def test_an_adapter_goes_with_its_last_row(folders: dict[str, Path], peers: dict[str | None, Any]) -> None:

@@ -202,6 +202,10 @@ class FakeEngine:
                 self._prompts[spec.row_id] = (spec, 0)
                 continue
             assert 0 < spec.recall.tokens < len(spec.prompt), f"{spec.recall.tokens} of {len(spec.prompt)} are recalled"
+            if spec.recall.mapped is not None:
+                (mapped,) = spec.recall.mapped.take()
+                self._begin(spec, bytes(mapped[: 4 * spec.recall.tokens]))
+                continue
             buffer = bytearray(4 * spec.recall.tokens)
             self._recalling[spec.row_id] = (spec, buffer)
             wanted = columns_of(spec.recall.specs[0], ((0, spec.recall.tokens),))
@@ -212,12 +216,13 @@ class FakeEngine:
     def _begin_recalled(self, recalled: Iterable[tuple[int, bool]]) -> None:
         for row_id, whole in recalled:
             spec, buffer = self._recalling.pop(row_id)
-            num_tokens = len(buffer) // 4 if whole else 0
-            if whole:
-                read = array("I", bytes(buffer)).tolist()
-                assert read == list(spec.prompt[:num_tokens]), f"row {row_id} was given another's: {read}"
-            self.recalled[row_id] = num_tokens
-            self._prompts[row_id] = (spec, num_tokens)
+            self._begin(spec, bytes(buffer) if whole else b"")
+
+    def _begin(self, spec: RowSpec, known: bytes) -> None:
+        read = array("I", known).tolist()
+        assert read == list(spec.prompt[: len(read)]), f"row {spec.row_id} was given another's: {read}"
+        self.recalled[spec.row_id] = len(read)
+        self._prompts[spec.row_id] = (spec, len(read))
 
     def _decode(self) -> list[tuple[int, str]]:
         """Dispatch a step of all merged rows; returns those that failed."""

@@ -42,6 +42,7 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "store-max": (("1GiB", 1 << 30), ("5000000", 5_000_000)),
     "store-min-free": (("0", 0), ("1GiB", 1 << 30)),
     "store-queue-bytes": (("64MiB", 64 << 20), ("1GB", 10**9)),
+    "restore": (("read", "read"), ("MAP", "map")),
     "store-socket": (("/run/s.sock", "/run/s.sock"), ("s.sock", "s.sock")),
     "socket": (("/run/a.sock", "/run/a.sock"), ("b.sock", "b.sock")),
     "allow-user": (("ada,bob", ("ada", "bob")), ("1000", ("1000",))),
