@@ -26,6 +26,10 @@ class Remembering:
         self.store = store
         self.cut_anywhere = cut_anywhere
         self._drafts: dict[int, Draft] = {}
+        # Rows that go on when this turn has frozen a part of them. That part is held until they leave: else, where memory
+        # has no room, the end of the row would hang on nothing, and all of it would be frozen once more.
+        self._going_on: dict[int, Request] = {}
+        self._held: dict[int, Found] = {}
 
     def waits(self, request: Request, under_way: Iterable[Request]) -> bool:
         """Whether a request had better wait for the same beginning of a prompt that is under way, which is then frozen
@@ -96,12 +100,15 @@ class Remembering:
             if is_awaited or request.num_prompt_left == 0:
                 at_once = is_awaited or not (self.cut_anywhere or request.end_is_saved)
                 if part := self._freeze(request, 1 if at_once else WORTH_KEEPING_TOKENS):
+                    self._going_on[request.row_id] = request
                     yield part
 
     def freeze(self, leaving: Iterable[Request]) -> Iterator[Freeze]:
         """Called for rows that leave."""
         for request in leaving:
-            if part := self._freeze(request, 1):
+            part = self._freeze(request, 1)
+            self._let_go(request.row_id)
+            if part:
                 yield part
 
     def _freeze(self, request: Request, least_tokens: int) -> Freeze | None:
@@ -124,13 +131,32 @@ class Remembering:
         """Keep what the turn has frozen."""
         for row_id, part in result.frozen:
             self.store.remember(self._drafts.pop(row_id), part)
-        self.drop()
+            if row_id in self._going_on:
+                self._hold(self._going_on[row_id])
+        self._drop_drafts()
+
+    def _hold(self, request: Request) -> None:
+        wish = request.wish
+        now = self.store.find_now(wish.prompt, wish.namespace, len(wish.prompt))
+        self._let_go(request.row_id)
+        self._held[request.row_id] = now
+
+    def _let_go(self, row_id: int) -> None:
+        if (held := self._held.pop(row_id, None)) is not None:
+            held.release()
 
     def drop(self) -> None:
-        """What was to be frozen was not: the row failed, or the engine has."""
+        """The engine has failed: nothing of what was to be frozen is, and no row leaves any more."""
+        self._drop_drafts()
+        for row_id in list(self._held):
+            self._let_go(row_id)
+
+    def _drop_drafts(self) -> None:
+        """What was to be frozen and was not: the row has failed."""
         for draft in self._drafts.values():
             draft.drop()
         self._drafts.clear()
+        self._going_on.clear()
 
     def check(self) -> None:
         assert not self._drafts, f"rows {sorted(self._drafts)} were to be frozen, and nothing is said of them"

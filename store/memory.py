@@ -168,12 +168,12 @@ class Memory:
             segment = entry.segment
             if not entry.queued and segment.id not in self._resident:
                 entry.buffers = None
-            if entry.buffers is not None or entry.pins:
+            if entry.buffers is not None:
                 return
             if entry.kept is None:
                 self.forget(entry)
                 return
-            if self._index.num_children(segment.id):
+            if entry.pins or self._index.num_children(segment.id):
                 return
             self._index.remove(entry)
             entry = self._above(entry)

@@ -136,7 +136,7 @@ def test_a_daemon_that_is_killed_again_and_again(tmp_path: Path) -> None:
             trio.run(one_round, load, daemon, f"round {number}")
             assert_unashamed(daemon)
     with serving(tmp_path, *flags) as daemon:
-        trio.run(ends_well, load, daemon)
+        trio.run(still_knows, load, daemon)
         assert daemon.terminate() == 0
         assert_unashamed(daemon)
     assert_no_strays(folder, tmp_path)
@@ -149,7 +149,7 @@ async def learn(load: Load, daemon: Daemon) -> None:
 
 
 async def one_round(load: Load, daemon: Daemon, salt: str) -> None:
-    await ends_well(load, daemon)
+    await still_knows(load, daemon)
     load.begin_round(salt)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.put_on, daemon.socket)
@@ -157,7 +157,7 @@ async def one_round(load: Load, daemon: Daemon, salt: str) -> None:
         daemon.kill()
 
 
-async def ends_well(load: Load, daemon: Daemon) -> None:
+async def still_knows(load: Load, daemon: Daemon) -> None:
     async with Client(daemon.socket) as client:
         await load.flushed_is_known(client, lambda told: told.usage.cached_disk_tokens)
 

@@ -121,9 +121,21 @@ async def is_read_only(daemon: Daemon, prompt: list[int]) -> None:
 def test_a_folder_that_is_removed_and_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with serving(tmp_path, *flags(folder), "--prompt-cache-bytes", "0") as daemon:
+        trio.run(is_written_once, daemon)
         trio.run(goes_away_and_comes_back, daemon, folder)
         assert daemon.terminate() == 0
         assert "Traceback" not in daemon.log
+
+
+async def is_written_once(daemon: Daemon) -> None:
+    """A long prompt is written before its answer has ended; the answer hangs on it, although memory has no room."""
+    async with Client(daemon.socket) as client:
+        prompt = prompt_of(4 * PROMPT_TOKENS, seed=100)
+        await ask(client, prompt, max_tokens=50)
+        assert await client.flush()
+        report = await client.status()
+        num_tokens = len(prompt) + 50 - 1
+        assert report["store"]["written_bytes"] == num_tokens * report["model"]["bytes_per_token"]
 
 
 async def goes_away_and_comes_back(daemon: Daemon, folder: Path) -> None:

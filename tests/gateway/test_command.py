@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import cli
 from scheduler.gateway.command import KEY_VARIABLE, _parser, settings_of
 from scheduler.gateway.settings import Settings
 from scheduler.usage import UsageError
+from tests.e2e.daemon import LANED, run
 
 
 def settings(*argv: str, **environment: str) -> Settings:
@@ -61,6 +61,7 @@ def test_a_mistake_is_told_in_a_sentence(argv: list[str], hint: str) -> None:
     assert hint in str(raised.value)
 
 
-def test_an_address_that_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["gateway", "--host", "192.0.2.1", "--port", "1"]) == 2
-    assert capsys.readouterr().err.startswith("laned: --host 192.0.2.1, --port 1: ")
+def test_an_address_that_cannot_be_had(tmp_path: Path) -> None:
+    ran = run(LANED, "gateway", "--host", "192.0.2.1", "--port", "1", runtime=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("laned: --host 192.0.2.1, --port 1: ")
