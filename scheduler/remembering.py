@@ -26,8 +26,8 @@ class Remembering:
         self.store = store
         self.cut_anywhere = cut_anywhere
         self._drafts: dict[int, Draft] = {}
-        # Rows that go on when this turn has frozen a part of them. That part is held until they leave: else, where memory
-        # has no room, the end of the row would hang on nothing, and all of it would be frozen once more.
+        # Rows that go on when this turn has frozen a part of them. That part is held until they leave: else, where
+        # memory has no room, the end of the row would hang on nothing, and all of it would be frozen once more.
         self._going_on: dict[int, Request] = {}
         self._held: dict[int, Found] = {}
 
@@ -117,7 +117,8 @@ class Remembering:
             return None
         tokens = (*request.wish.prompt, *request.generated)[:held]
         assert len(tokens) == held, f"row {request.row_id} holds {held} tokens, of which {len(tokens)} are known"
-        draft = self.store.draft(tokens, request.wish.namespace)
+        passed = [at for at in request.boundaries if at < held]
+        draft = self.store.draft(tokens, request.wish.namespace, passed)
         if draft is None:
             return None
         if held - draft.start < least_tokens:

@@ -192,8 +192,7 @@ class Store:
 
     def find_now(self, tokens: Sequence[int], namespace: str, limit: int) -> Found:
         """As find, of what is in memory or in use now: nobody is asked, nothing waits."""
-        root = root_id(self._settings.fingerprint, namespace)
-        return self._find(root, array("I", tokens), limit, None)
+        return self._find(root_id(self._settings.fingerprint, namespace), array("I", tokens), limit, None)
 
     def _find(self, root: str, tokens: array[int], limit: int, kept: Chain | None) -> Found:
         entered = self._enter(kept) if kept else ()
@@ -246,12 +245,11 @@ class Store:
             tensors = [segment.tensors.index(spec) for spec in found.recall.specs]
             found.recall = replace(found.recall, mapped=await self._reader.map(path, segment, tensors))
 
-    def draft(self, tokens: Sequence[int], namespace: str) -> Draft | None:
+    def draft(self, tokens: Sequence[int], namespace: str, boundaries: Sequence[int] = ()) -> Draft | None:
         """What is not known of a row that has processed these tokens; None where all of it is. What it hangs on stays
-        until the draft is remembered or dropped."""
-        root = root_id(self._settings.fingerprint, namespace)
-        known = array("I", tokens)
-        match = self._memory.match(root, known, len(known))
+        until the draft is remembered or dropped. boundaries: where it can be taken up before its end, ascending."""
+        root, known = root_id(self._settings.fingerprint, namespace), array("I", tokens)
+        match = self._match_row(root, known, boundaries)
         if match.tokens == len(known):
             return None
         chain = () if match.entry is None else self._memory.chain(match.entry)
@@ -271,7 +269,7 @@ class Store:
     def _remember(self, draft: Draft, part: Part) -> None:
         tokens = draft._tokens[: part.stop]
         # Since the draft was made another row may have left the same, or a part of it.
-        match = self._memory.match(draft._root, tokens, part.stop)
+        match = self._match_row(draft._root, tokens, part.boundaries or ())
         if match.tokens == part.stop:
             return
         if match.tokens < part.start:
@@ -353,6 +351,14 @@ class Store:
             if not gone:
                 return match
             self._memory.forget(gone[0])
+
+    def _match_row(self, root: str, tokens: array[int], boundaries: Sequence[int]) -> Match[Entry]:
+        """What is known before the first boundary of a row that is not, though others may be known at a later one."""
+        for at in boundaries:
+            match = self._memory.match(root, tokens, at)
+            if match.tokens < at:
+                return match
+        return self._memory.match(root, tokens, len(tokens))
 
     def _found(self, chain: tuple[Entry, ...], match: Match[Entry], pin: int | None) -> Found:
         segments = [entry.segment for entry in chain]

@@ -71,7 +71,7 @@ class Conversation:
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "gemma") else []) for name in MODELS],
+    [pytest.param(name, marks=[] if name in ("hybrid", "rings") else [pytest.mark.slow]) for name in MODELS],
 )
 def test_a_conversation_outlives_its_daemons(model: str, tmp_path: Path) -> None:
     """One is killed right after a flush; the next is told to end while it answers; the third knows all of it."""

@@ -17,7 +17,9 @@ RESTORED = 'laned_store_restored_bytes_total{tier="disk"}'
 SAVED = "laned_store_saved_seconds_total"
 
 
-@pytest.mark.parametrize("model", ["columns", "rings", "quantized"])
+@pytest.mark.parametrize(
+    "model", ["columns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rings", "quantized"))]
+)
 def test_a_daemon_maps_what_another_left(model: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     flags = [*MODELS[model](), *store_flags(folder), "--metrics-port", "0"]

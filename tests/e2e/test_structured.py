@@ -43,7 +43,7 @@ def assert_valid(text: str, schema: dict[str, Any]) -> None:
 
 @trio_test
 async def test_schemas_give_valid_json(daemon: Daemon) -> None:
-    told = schemas(16, seed=7)
+    told = schemas(8, seed=7)
     for schema, done in zip(told, await answers(daemon, [{"json": schema} for schema in told]), strict=True):
         assert done.finish_reason == "stop", (schema, done)
         assert_valid(done.text or "", schema)

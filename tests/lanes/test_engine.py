@@ -18,7 +18,7 @@ CUTS = st.dictionaries(st.integers(0, 6), st.integers(0, 40), max_size=3)
 rows = st.lists(st.tuples(st.integers(0, 30), LENGTHS, st.integers(1, 20)), min_size=1, max_size=7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=rows, cut=CUTS, chunk=st.sampled_from([8, 64]), early_reads=st.booleans())
 def test_batched_equals_alone(
     rows: list[tuple[int, int, int]], cut: dict[int, int], chunk: int, early_reads: bool

@@ -78,8 +78,8 @@ def assert_equal(ours: list[mx.array], theirs: list[mx.array], tolerated: float 
 
 
 def rounding(kind: str) -> float:
-    """deepseek_v32 takes the best keys in whatever order, and the sum with them. mlx-lm's own ring, which the serial lane
-    has, has its columns in another order when it has turned."""
+    """deepseek_v32 takes the best keys in whatever order, and the sum with them. mlx-lm's own ring, which the serial
+    lane has, has its columns in another order when it has turned."""
     return ROUNDING if kind == "kv+kv" or "serial" in kind else 0.0
 
 

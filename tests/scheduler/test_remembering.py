@@ -313,3 +313,15 @@ async def test_state_is_saved_where_a_later_prompt_may_part_from_this_one() -> N
         assert 1500 - 2 * GRID_TOKENS < second.usage.cached_tokens <= 1500
         third = await bench.answer([*shared, *[5] * 100])
         assert third.usage.cached_tokens == 1500
+
+
+@trio_test
+async def test_a_prompt_that_others_begin_with_is_known_although_they_were_there_first() -> None:
+    """They are known at its very end, where parting was foreseen; it is taken up a token before that."""
+    async with bench_of("boundaries") as bench:
+        shared = LONG[:300]
+        for end in (3, 4):
+            await bench.answer([*shared, *[end] * 100])
+        assert (await bench.answer([*shared, *[5] * 100])).usage.cached_tokens == 300
+        assert (await bench.answer(shared)).usage.cached_tokens < 299
+        assert (await bench.answer(shared)).usage.cached_tokens == 299
