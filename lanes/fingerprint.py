@@ -48,8 +48,11 @@ MOST_DIGESTS = 1000
 SETTLED_S = 2.0
 
 
-def fingerprint(loaded: LoadedModel, settings: LaneSettings, digests: Path | None = None) -> str:
-    """32 hexadecimal digits. digests: where files' digests are noted; without it all files are read.
+def fingerprint(
+    loaded: LoadedModel, settings: LaneSettings, digests: Path | None = None, read_only: bool = False
+) -> str:
+    """32 hexadecimal digits. digests: where files' digests are noted; without it all files are read. read_only: nothing
+    is added there.
 
     Raises ValueError for a model that was not loaded from files, OSError where these cannot be read any more.
     """
@@ -67,7 +70,8 @@ def fingerprint(loaded: LoadedModel, settings: LaneSettings, digests: Path | Non
         "versions": [version("mlx"), version("mlx-lm")],
         "backend": backend(),
     }
-    known.save()
+    if not read_only:
+        known.save()
     said = json.dumps(meaning, sort_keys=True, default=lambda value: type(value).__name__)
     logger.debug("fingerprint of %s", said)
     return xxhash.xxh3_128_hexdigest(said.encode())

@@ -71,7 +71,11 @@ def build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer, 
         return engine, loaded.tokenizer, ""
     from lanes.fingerprint import fingerprint
 
-    return engine, loaded.tokenizer, fingerprint(loaded, lane_settings(options), digests_file(options))
+    return (
+        engine,
+        loaded.tokenizer,
+        fingerprint(loaded, lane_settings(options), digests_file(options), options.store_read_only),
+    )
 
 
 def examine(options: Options, progress: LoadProgress) -> tuple[ModelInfo, Mapping[str, Any]]:

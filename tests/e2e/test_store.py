@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from scheduler.client import Client, RequestError
+from store.names import digests_path
 from tests.e2e.daemon import Daemon, serving
 from tests.e2e.remembered import ANSWER_TOKENS, Heard, ask, files_in, prompt_of, store_flags
 from tests.e2e.tiny_models import tiny_model
@@ -173,6 +174,7 @@ def test_a_folder_has_one_daemon_and_any_number_of_readers(tmp_path: Path) -> No
         assert cached(again) == (known, known, 0)
         assert f"{known + 1} prompt ({known} cached)" in writer.log
         trio.run(flush, writer)
+        digests_path(tmp_path / "store").unlink(missing_ok=True)
         before = files_in(tmp_path / "store")
         with serving(tmp_path / "other", *flags, "--store-read-only") as reader:
             read = json.loads(reader.run("ask", "--json", "--raw", text).stdout)
