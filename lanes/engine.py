@@ -90,7 +90,7 @@ class MlxEngine:
         self._failures: list[tuple[int, str]] = []
         self._step_failed_before = False
         self._queued_tokens = 0
-        self._turn_ended_s = time.perf_counter()
+        self._untold_since_s: float | None = None
         mx.set_cache_limit(MLX_CACHE_LIMIT_BYTES)
 
     def step(self, step: Step) -> StepResult:
@@ -124,8 +124,8 @@ class MlxEngine:
             begun = self._dispatch()
         reads_own = self.early_reads and bool(step.chunk or step.merge or step.bring_back)
         ended = [each for each in (self._unread, begun if reads_own else None) if each]
-        # A step dispatched by the last turn began when that turn ended; other work begins with this one.
-        began_s = self._turn_ended_s if self._unread else started_s
+        # Work that no turn has told of yet began with the turn that dispatched it, or when the one before it was told.
+        began_s = started_s if self._untold_since_s is None else self._untold_since_s
         self._unread = None if reads_own else begun
         waiting_for: list[mx.array] = []
         if step.chunk and ended and reads_own:
@@ -141,15 +141,18 @@ class MlxEngine:
         elif step.chunk and not begun:
             self._prompt((step.chunk.row_id, *step.sharing), lambda: mx.eval(waiting_for))
             chunk_tokens, self._queued_tokens = self._queued_tokens, 0
+        now_s = time.perf_counter()
+        is_told = bool(ended or (step.chunk and not begun))
+        is_left = self._unread is not None or self._held_back is not None
+        self._untold_since_s = (now_s if is_told else began_s) if is_left else None
         for row_id, _ in self._failures:
             self.memory.forget(row_id)
             self.adapters.leave(row_id)
-        self._turn_ended_s = time.perf_counter()
         return StepResult(
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
             failures=tuple(self._failures),
-            seconds=self._turn_ended_s - began_s,
+            seconds=now_s - began_s,
             rows_decoded=ended[-1].num_rows if ended else 0,
             chunk_tokens=chunk_tokens,
             rows=len(self.decoder),

@@ -59,6 +59,8 @@ class ChunkSize:
     def observe(self, result: StepResult) -> None:
         """Learn from a turn: a decode step alone tells its own cost, one behind a chunk the chunk's."""
         if not result.rows_decoded:
+            if self._token_s is None and result.chunk_tokens:
+                self._token_s = result.seconds / result.chunk_tokens
             return
         if not result.chunk_tokens:
             self._decode_s = _moved(self._decode_s, result.seconds)

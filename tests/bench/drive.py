@@ -190,7 +190,8 @@ def _play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bo
             ask = coming.popleft()
             stories[side.submit(ask)] = Story(ask.at_s)
             taken_in += 1 if first_tokens_only else ask.max_tokens
-        if done == taken_in:
+        # Where first tokens alone count, those who have theirs go on until all have.
+        if done == taken_in and not (first_tokens_only and stories):
             time.sleep(max(0.0, coming[0].at_s - now_s))
             continue
         numbers = side.turn()

@@ -38,7 +38,7 @@ class Case:
         source = random.Random(SEED)
         rows = [Ask(0.0, random_prompt(source, ROW_TOKENS), ENDLESS) for _ in range(ROWS)]
         long = Ask(self.quiet_s, random_prompt(source, self.long_tokens), ENDLESS)
-        newcomer = Ask(self.quiet_s + self.later_s, random_prompt(source, NEWCOMER_TOKENS), ENDLESS)
+        newcomer = Ask(self.quiet_s + self.later_s, random_prompt(source, NEWCOMER_TOKENS), 8)
         return [*rows, long, newcomer]
 
 
