@@ -50,6 +50,11 @@ class Level:
         return [story for story in self.stories if story.outcome == outcome]
 
     @property
+    def arrived_per_s(self) -> float:
+        """Random moments make it more or less than what was offered."""
+        return len(self.stories) / self.seconds
+
+    @property
     def ttft_s(self) -> list[float]:
         return [story.ttft_s for story in self.stories if story.token_s]
 
@@ -124,6 +129,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def book(run: Bench, case: str, level: Level) -> None:
+    run.add(case, "arrived", "requests/s", [level.arrived_per_s])
     run.add(case, "goodput", "requests/s", [level.goodput_per_s])
     for share in (0.5, 0.95, 0.99):
         run.add(case, f"time to first token, p{share * 100:.0f}", "s", [percentile(level.ttft_s, share)])
@@ -142,7 +148,7 @@ def plot(levels: list[Level], capacity: float, file: Path) -> None:
         label = f"p{share * 100:.0f}"
         waits.plot(load, [percentile(level.ttft_s, share) for level in levels], marker="o", label=label)
         gaps.plot(load, [1000 * percentile(level.gaps_s, share) for level in levels], marker="o", label=label)
-    good.plot(load, [level.offered_per_s for level in levels], linestyle="--", color="grey", label="offered")
+    good.plot(load, [level.arrived_per_s for level in levels], linestyle="--", color="grey", label="arrived")
     good.plot(load, [level.goodput_per_s for level in levels], marker="o", label=f"first token within {GOOD_S:g} s")
     for axes, title, unit in (
         (waits, "time to first token", "s"),
