@@ -1,6 +1,6 @@
 """The daemon from its start to its end: what is opened, in which order, and how it is closed again.
 
-    signals -> model thread -> model -> loop -> metrics over HTTP -> socket
+    store's folder -> signals -> model thread -> model -> store -> loop -> metrics over HTTP -> socket
 
 is the nesting; leaving it goes the other way. On SIGTERM or SIGINT new requests are refused, those that run may end
 within --drain-timeout, what is left then is told so, and the status is 0. Should the engine fail, all requests are told
@@ -13,8 +13,8 @@ from __future__ import annotations
 import faulthandler
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -144,15 +144,11 @@ async def _try_out(options: Options, use: Callable[[Service], Awaitable[None]], 
             except KeyboardInterrupt:
                 progress.stop()
                 raise
-        async with open_remembering(options, engine.info, fingerprint, folder) as remembering:
-            daemon = Daemon(options, thread, engine, tokenizer, Notifier(), remembering)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(daemon.loop.run)
-                if remembering is not None:
-                    nursery.start_soon(daemon.loop.run_recalls, remembering.store)
-                await daemon.load_adapters()
-                await use(daemon.service)
-                nursery.cancel_scope.cancel()
+        async with (
+            open_remembering(options, engine.info, fingerprint, folder) as remembering,
+            Daemon(options, thread, engine, tokenizer, Notifier(), remembering).without_socket() as service,
+        ):
+            await use(service)
 
 
 def _limits(options: Options) -> Limits:
@@ -197,11 +193,10 @@ class Daemon:
         """Serve until a signal says stop, then drain. Raises EngineFailed, at the end, if the engine cannot go on."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_loop, signals.stop)
-            if self._remembering is not None:
-                nursery.start_soon(self.loop.run_recalls, self._remembering.store)
+            self._start_recalls(nursery)
             if self.options.metrics_port is not None:
                 await self._open_metrics(nursery, self.options.metrics_host, self.options.metrics_port)
-            await self.load_adapters()
+            await self._load_adapters()
             self.service.addresses["socket"] = door.name
             async with trio.open_nursery() as clients:
                 await self._accept(signals, options_again, door, clients)
@@ -212,7 +207,21 @@ class Daemon:
         if self.loop.failure is not None:
             raise EngineFailed(self.loop.failure)
 
-    async def load_adapters(self) -> None:
+    @asynccontextmanager
+    async def without_socket(self) -> AsyncIterator[Service]:
+        """The service, which no client can reach, for as long as the block lasts."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.loop.run)
+            self._start_recalls(nursery)
+            await self._load_adapters()
+            yield self.service
+            nursery.cancel_scope.cancel()
+
+    def _start_recalls(self, nursery: trio.Nursery) -> None:
+        if self._remembering is not None:
+            nursery.start_soon(self.loop.run_recalls, self._remembering.store)
+
+    async def _load_adapters(self) -> None:
         """Those of the options. Raises UsageError."""
         try:
             await self.service.adapters.load_all(self.options.adapter)

@@ -279,16 +279,14 @@ class BatchScheduler:
         for request in list(self._queue):
             if not self._has_room_for(request):
                 return
+            # One that follows another takes over what that one has.
+            remembering = None if request.follows else self.remembering
             under_way = (*self._recalling.values(), *self._leaders(), *leaving)
-            if not request.follows and self.remembering and self.remembering.waits(request, under_way):
+            if remembering and remembering.waits(request, under_way):
                 continue
             self._queue.remove(request)
             request.times.admitted_s = now_s
-            if (
-                not request.follows
-                and self.remembering
-                and self.remembering.recalls(request, self.prompt_rate.tokens_per_s)
-            ):
+            if remembering and remembering.recalls(request, self.prompt_rate.tokens_per_s):
                 self._begin_recall(request)
             else:
                 self._begin_prompt(request, is_recalled=False)

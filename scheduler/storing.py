@@ -36,7 +36,7 @@ def store_folder(name: str) -> Path:
 
 def digests_file(options: Options) -> Path | None:
     """Where the digests of the model's weights are noted, so that they are not read for it at each start."""
-    return None if options.store is None or options.store_read_only else digests_path(store_folder(options.store))
+    return None if options.store is None else digests_path(store_folder(options.store))
 
 
 @asynccontextmanager

@@ -121,16 +121,7 @@ class RemoteKeeper:
         await self._connected().ask(wire.Finished, wire.Flush)
 
     async def stat(self) -> KeeperStats:
-        now = await self._connected().ask(wire.Stats, wire.Stat)
-        return KeeperStats(
-            bytes=now.bytes,
-            segments=now.segments,
-            foreign_bytes=now.foreign_bytes,
-            free_bytes=now.free_bytes,
-            evicted=now.evicted,
-            corrupt=now.corrupt,
-            errors=now.errors,
-        )
+        return (await self._connected().ask(wire.Stats, wire.Stat)).stats()
 
     async def _headers(self, ids: Sequence[str]) -> tuple[Kept, ...]:
         """Of these segments, up to the first that cannot be read."""

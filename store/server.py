@@ -148,17 +148,7 @@ class _Client:
             case wire.Flush():
                 await keeper.flush()
             case wire.Stat():
-                now = await keeper.stat()
-                return wire.Stats(
-                    n,
-                    bytes=now.bytes,
-                    segments=now.segments,
-                    foreign_bytes=now.foreign_bytes,
-                    free_bytes=now.free_bytes,
-                    evicted=now.evicted,
-                    corrupt=now.corrupt,
-                    errors=now.errors,
-                )
+                return wire.Stats.of(n, await keeper.stat())
         return wire.Finished(n)
 
     def _take(self, file: str) -> str:

@@ -46,7 +46,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
 from store.framing import FRAME_BYTES, ProtocolError
-from store.keeping import Outcome
+from store.keeping import KeeperStats, Outcome
 from store.names import is_temporary
 
 VERSION = 1
@@ -151,6 +151,17 @@ class Stats:
     corrupt: int
     errors: int
 
+    @classmethod
+    def of(cls, n: int, stats: KeeperStats) -> Stats:
+        return cls(n, **{name: getattr(stats, name) for name in FIGURES})
+
+    def stats(self) -> KeeperStats:
+        return KeeperStats(**{name: getattr(self, name) for name in FIGURES})
+
+
+# Of the keeper's figures those that cross: whether it is away, only the one who asks can tell.
+FIGURES = tuple(field.name for field in fields(Stats) if field.name != "n")
+
 
 @dataclass(frozen=True, slots=True)
 class Away:
@@ -213,7 +224,7 @@ def _is_text(value: Any) -> bool:
 
 _COUNTS = (
     *("n", "version", "limit", "pin", "nbytes", "matched", "tokens"),
-    *("bytes", "segments", "foreign_bytes", "free_bytes", "evicted", "corrupt", "errors"),
+    *FIGURES,
 )
 _CHECKS: dict[str, Check] = {
     **dict.fromkeys(_COUNTS, _is_count),

@@ -111,8 +111,12 @@ def randomize(model: Any) -> None:
 
 
 def _random(parameter: mx.array, key: mx.array) -> mx.array:
+    if not mx.issubdtype(parameter.dtype, mx.floating):
+        return mx.random.randint(0, 1 << 31, parameter.shape, parameter.dtype, key=key)
     noise = mx.random.normal(parameter.shape, key=key)
     if parameter.ndim < 2:
-        return parameter + 0.1 * noise
-    inputs = parameter.shape[-1] if parameter.shape[-1] > 1 else parameter.shape[-2]
-    return noise / math.sqrt(inputs)
+        new = parameter + 0.1 * noise
+    else:
+        inputs = parameter.shape[-1] if parameter.shape[-1] > 1 else parameter.shape[-2]
+        new = noise / math.sqrt(inputs)
+    return new.astype(parameter.dtype)

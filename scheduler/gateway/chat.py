@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scheduler.gateway import logprobs as forms
 from scheduler.gateway.content import Content, text_of
-from scheduler.gateway.dialect import Event, Order, given, new_id, now_unix_s
-from scheduler.gateway.faults import Fault, bad, openai_error
+from scheduler.gateway.dialect import Event, Order, given
+from scheduler.gateway.faults import bad
 from scheduler.gateway.formats import Format, structure_of
+from scheduler.gateway.openai_reply import OpenAIReply
 from scheduler.gateway.sampling import HINTS, UNSUPPORTED, Count, Drawing, drawing_of
 from scheduler.gateway.template import CONTINUE, effort_of
 from scheduler.gateway.tools import Function, Name, ToolChoice, options_of
-from scheduler.gateway.usage import Count as TokenCount
-from scheduler.gateway.usage import counted, stop_of
+from scheduler.gateway.usage import counted
 from scheduler.protocol import Delta, Done, ToolCall
 
 # What templates know; developer is OpenAI's newer word for system.
@@ -142,21 +142,16 @@ def _turn(index: int, message: ChatMessage) -> dict[str, Any]:
     }
 
 
-class ChatReply:
+class ChatReply(OpenAIReply):
     """Chunks of one id, or one completion."""
 
-    keep_alive = b": keep-alive\n\n"
+    ID, CHUNK = "chatcmpl-", "chat.completion.chunk"
 
     def __init__(
         self, model: str, n: int, wants_usage: bool, wants_logprobs: bool, stop_token_ids: Collection[int] = ()
     ) -> None:
-        self._head = {"id": new_id("chatcmpl-"), "created": now_unix_s(), "model": model}
-        self._n = n
-        self._wants_usage = wants_usage
-        self._wants_logprobs = wants_logprobs
-        self._count = TokenCount(n)
+        super().__init__(model, n, wants_usage, wants_logprobs, stop_token_ids)
         self._num_calls = [0] * n
-        self._stop_token_ids = stop_token_ids
 
     def begin(self) -> Iterable[Event]:
         return [self._chunk(answer, {"role": "assistant", "content": ""}) for answer in range(self._n)]
@@ -178,15 +173,6 @@ class ChatReply:
         self._count.take(answer, done)
         yield self._chunk(answer, {}, done=done)
 
-    def end(self) -> Iterable[Event]:
-        if self._wants_usage:
-            last = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._count.openai()}
-            yield Event(last | given(timings=self._count.timings()))
-        yield Event("[DONE]")
-
-    def fail(self, fault: Fault) -> Iterable[Event]:
-        return [Event(openai_error(fault))]
-
     def whole(self, dones: Sequence[Done]) -> dict[str, Any]:
         count = counted(self._n, dones)
         choices = [
@@ -204,13 +190,7 @@ class ChatReply:
         done: Done | None = None,
     ) -> Event:
         """done: how the answer has ended, if it has."""
-        ending = {"finish_reason": None} if done is None else self._ending(done)
-        choice = {"index": answer, "delta": delta, "logprobs": logprobs, **ending}
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        return Event({**chunk, "usage": None} if self._wants_usage else chunk)
-
-    def _ending(self, done: Done) -> dict[str, Any]:
-        return {"finish_reason": done.finish_reason, "stop_reason": stop_of(done, self._stop_token_ids)}
+        return self._chunk_of({"index": answer, "delta": delta, "logprobs": logprobs, **self._ending(done)})
 
     def _logprobs(self, said: Delta | Done) -> dict[str, Any] | None:
         return {"content": forms.of_chat(said.logprobs), "refusal": None} if self._wants_logprobs else None

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from scheduler.gateway import logprobs as forms
-from scheduler.gateway.dialect import Event, Order, given, new_id, now_unix_s
-from scheduler.gateway.faults import Fault, bad, openai_error
+from scheduler.gateway.dialect import Event, Order, given
+from scheduler.gateway.faults import bad
 from scheduler.gateway.formats import Format, structure_of
+from scheduler.gateway.openai_reply import OpenAIReply
 from scheduler.gateway.sampling import UNSUPPORTED, Drawing, Size, drawing_of
-from scheduler.gateway.usage import Count as TokenCount
-from scheduler.gateway.usage import counted, stop_of
+from scheduler.gateway.usage import counted
 from scheduler.protocol import Delta, Done
 
 # Each is a request of its own to the daemon, which has a queue for more.
@@ -67,10 +67,10 @@ def _logprobs_of(body: CompletionBody) -> dict[str, Any]:
     return {"logprobs": True, **given(top_logprobs=num_top or None)}
 
 
-class CompletionReply:
+class CompletionReply(OpenAIReply):
     """Answers are numbered through: the n of the first prompt, those of the second, and so on."""
 
-    keep_alive = b": keep-alive\n\n"
+    ID, CHUNK = "cmpl-", "text_completion"
 
     def __init__(
         self,
@@ -81,17 +81,7 @@ class CompletionReply:
         wants_logprobs: bool,
         stop_token_ids: Collection[int] = (),
     ) -> None:
-        self._head = {
-            "id": new_id("cmpl-"),
-            "object": "text_completion",
-            "created": now_unix_s(),
-            "model": model,
-        }
-        self._n = n
-        self._wants_usage = wants_usage
-        self._wants_logprobs = wants_logprobs
-        self._count = TokenCount(n)
-        self._stop_token_ids = stop_token_ids
+        super().__init__(model, n, wants_usage, wants_logprobs, stop_token_ids)
         # Characters before the next token of each answer.
         self._offsets: list[int | None] = [None] * (num_prompts * n)
 
@@ -102,20 +92,11 @@ class CompletionReply:
         # What a model thinks is told apart only in chats.
         if not delta.text and not delta.logprobs:
             return
-        yield self._chunk(self._choice(answer, delta.text, self._logprobs(answer, delta.text, delta)))
+        yield self._chunk_of(self._choice(answer, delta.text, self._logprobs(answer, delta.text, delta)))
 
     def done(self, answer: int, done: Done) -> Iterable[Event]:
         self._count.take(answer, done)
-        yield self._chunk(self._choice(answer, "", None, done))
-
-    def end(self) -> Iterable[Event]:
-        if self._wants_usage:
-            last = {**self._head, "choices": [], "usage": self._count.openai()}
-            yield Event(last | given(timings=self._count.timings()))
-        yield Event("[DONE]")
-
-    def fail(self, fault: Fault) -> Iterable[Event]:
-        return [Event(openai_error(fault))]
+        yield self._chunk_of(self._choice(answer, "", None, done))
 
     def whole(self, dones: Sequence[Done]) -> dict[str, Any]:
         count = counted(self._n, dones)
@@ -123,20 +104,14 @@ class CompletionReply:
         for answer, done in enumerate(dones):
             text = done.text or ""
             choices.append(self._choice(answer, text, self._logprobs(answer, text, done), done))
-        return {**self._head, "choices": choices, "usage": count.openai()} | given(timings=count.timings())
-
-    def _chunk(self, choice: Mapping[str, Any]) -> Event:
-        chunk = {**self._head, "choices": [choice]}
-        return Event({**chunk, "usage": None} if self._wants_usage else chunk)
+        body = {**self._head, "object": self.CHUNK, "choices": choices, "usage": count.openai()}
+        return body | given(timings=count.timings())
 
     def _choice(
         self, answer: int, text: str, logprobs: Mapping[str, Any] | None, done: Done | None = None
     ) -> dict[str, Any]:
         """done: how the answer has ended, if it has."""
-        choice = {"index": answer, "text": text, "logprobs": logprobs}
-        if done is None:
-            return choice | {"finish_reason": None}
-        return choice | {"finish_reason": done.finish_reason, "stop_reason": stop_of(done, self._stop_token_ids)}
+        return {"index": answer, "text": text, "logprobs": logprobs, **self._ending(done)}
 
     def _logprobs(self, answer: int, text: str, said: Delta | Done) -> dict[str, Any] | None:
         if not self._wants_logprobs:

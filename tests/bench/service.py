@@ -64,14 +64,9 @@ async def open_service(options: Options, thread: ModelThread, engine: Engine) ->
     async with (
         open_folder(options) as folder,
         open_remembering(options, engine.info, f"{engine.info.name}, for a benchmark", folder) as remembering,
+        Daemon(options, thread, engine, NoText(), Notifier(), remembering).without_socket() as service,
     ):
-        daemon = Daemon(options, thread, engine, NoText(), Notifier(), remembering)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(daemon.loop.run)
-            if remembering is not None:
-                nursery.start_soon(daemon.loop.run_recalls, remembering.store)
-            yield daemon.service
-            nursery.cancel_scope.cancel()
+        yield service
 
 
 @dataclass(slots=True)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.codec import decode_request
 from scheduler.gateway import chat
 from scheduler.gateway.dialect import Order
 from scheduler.gateway.faults import Fault
-from tests.gateway.told import call, delta, done, logprob, order_of, streamed, usage
+from tests.gateway.told import call, delta, done, logprob, order_of, streamed, submit_of, usage
 
 DIALECT = (chat.ChatBody, chat.order)
 HI = [{"role": "user", "content": "hi"}]
@@ -23,10 +22,7 @@ def order(**fields: Any) -> Order:
 
 
 def submit(**fields: Any) -> dict[str, Any]:
-    """What is asked of the daemon, which has to take it."""
-    (options,) = order(**fields).submits
-    decode_request({"type": "submit", "id": 1, **options})
-    return dict(options)
+    return submit_of(order(**fields))
 
 
 @pytest.mark.parametrize(

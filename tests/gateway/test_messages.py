@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.codec import decode_request
 from scheduler.gateway import messages
 from scheduler.gateway.dialect import Order
 from scheduler.gateway.faults import Fault
-from tests.gateway.told import call, delta, done, events, order_of, usage
+from tests.gateway.told import call, delta, done, events, order_of, submit_of, usage
 
 DIALECT = (messages.MessagesBody, messages.order)
 HI = [{"role": "user", "content": "hi"}]
@@ -23,9 +22,7 @@ def order(**fields: Any) -> Order:
 
 
 def submit(**fields: Any) -> dict[str, Any]:
-    (options,) = order(**fields).submits
-    decode_request({"type": "submit", "id": 1, **options})
-    return dict(options)
+    return submit_of(order(**fields))
 
 
 def test_a_conversation_with_calls() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.codec import decode_request
 from scheduler.gateway import responses
 from scheduler.gateway.dialect import Order
 from scheduler.gateway.faults import Fault
-from tests.gateway.told import call, delta, done, events, logprob, order_of
+from tests.gateway.told import call, delta, done, events, logprob, order_of, submit_of
 
 DIALECT = (responses.ResponsesBody, responses.order)
 
@@ -21,9 +20,7 @@ def order(**fields: Any) -> Order:
 
 
 def submit(**fields: Any) -> dict[str, Any]:
-    (options,) = order(**fields).submits
-    decode_request({"type": "submit", "id": 1, **options})
-    return dict(options)
+    return submit_of(order(**fields))
 
 
 def test_a_conversation_with_calls() -> None:

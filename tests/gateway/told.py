@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scheduler.codec import decode_request
 from scheduler.gateway.dialect import Event, Order, read
 from scheduler.protocol import Delta, Done, FunctionCall, Timings, TokenLogprob, ToolCall, TopLogprob, Usage
 
@@ -35,6 +36,13 @@ def order_of(dialect: Any, body: str | bytes, model: str = "m") -> Order:
     kind, order = dialect
     made: Order = order(read(kind, body.encode() if isinstance(body, str) else body), model)
     return made
+
+
+def submit_of(order: Order) -> dict[str, Any]:
+    """What is asked of the daemon, which has to take it."""
+    (options,) = order.submits
+    decode_request({"type": "submit", "id": 1, **options})
+    return dict(options)
 
 
 def streamed(order: Order, deltas: Sequence[tuple[int, Delta]], dones: Sequence[Done]) -> list[Any]:

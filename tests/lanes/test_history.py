@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.generate import generate_step
-from mlx_lm.sample_utils import make_logits_processors
 
 from lanes.engine import MlxEngine
 from lanes.history import NOTHING, History
 from lanes.lane import Chunk, RowSpec, Sampling, Step
 from tests.lanes.driver import Driver, engine_for
+from tests.lanes.mlx_lms_processors import mlx_lms_processors
 from tests.lanes.tiny import VOCABULARY, prompt_of, tiny_llama
 
 MODEL = tiny_llama()
@@ -28,16 +28,7 @@ PENALTIES = (
 
 def by_mlx_lm(spec: RowSpec, num_tokens: int) -> tuple[list[int], list[mx.array]]:
     """The greedy answer of mlx-lm's generator for one row, with the log-probabilities [vocabulary] of each token."""
-    s = spec.sampling
-    processors = make_logits_processors(
-        logit_bias=dict(s.logit_bias),
-        repetition_penalty=s.repetition_penalty,
-        repetition_context_size=s.repetition_context_size,
-        presence_penalty=s.presence_penalty,
-        presence_context_size=s.presence_context_size,
-        frequency_penalty=s.frequency_penalty,
-        frequency_context_size=s.frequency_context_size,
-    )
+    processors = mlx_lms_processors(spec.sampling)
     prompt = mx.array(spec.prompt)
     steps = list(generate_step(prompt, MODEL, max_tokens=num_tokens, logits_processors=processors))
     return [int(token) for token, _ in steps], [logprobs for _, logprobs in steps]

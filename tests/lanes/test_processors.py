@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.sample_utils import make_logits_processors
 
 from lanes.history import NOTHING
 from lanes.lane import Sampling
 from lanes.processors import Processors
+from tests.lanes.mlx_lms_processors import mlx_lms_processors
 
 VOCABULARY = 23
 MOST = 2**31 - 1
@@ -46,17 +46,8 @@ def windows(histories_of_rows: list[list[int]], width: int) -> mx.array | None:
 
 def by_mlx_lm(logits: mx.array, sampling: Sampling, history: list[int]) -> mx.array:
     """One row's [1, vocabulary] logits."""
-    made = make_logits_processors(
-        logit_bias=dict(sampling.logit_bias),
-        repetition_penalty=sampling.repetition_penalty,
-        repetition_context_size=sampling.repetition_context_size,
-        presence_penalty=sampling.presence_penalty,
-        presence_context_size=sampling.presence_context_size,
-        frequency_penalty=sampling.frequency_penalty,
-        frequency_context_size=sampling.frequency_context_size,
-    )
     logits = mx.array(logits)
-    for processor in made:
+    for processor in mlx_lms_processors(sampling):
         logits = processor(mx.array(history), logits)
     return logits
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import importlib
-import math
 import sys
 from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
 
+from lanes.doctor.models import randomize
 from tests.lanes.families import experts, nested, plain, recurrent, windowed
 from tests.lanes.families.facts import COMMON
 
@@ -68,27 +67,3 @@ def make_model(family: str) -> Any:
     model.eval()
     randomize(model)
     return model
-
-
-def randomize(model: Any) -> None:
-    """Give every parameter a random part, so that none is a zero that hides what it is multiplied with.
-
-    Matrices get outputs about as large as their inputs: with smaller ones attention looks at all tokens alike, and a
-    wrong position is not seen in the logits.
-    """
-    parameters = tree_flatten(model.parameters())
-    keys = mx.random.split(mx.random.key(7), len(parameters))
-    model.update(tree_unflatten([(name, _random(p, key)) for (name, p), key in zip(parameters, keys, strict=True)]))
-    mx.eval(model.parameters())
-
-
-def _random(parameter: mx.array, key: mx.array) -> mx.array:
-    if not mx.issubdtype(parameter.dtype, mx.floating):
-        return mx.random.randint(0, 1 << 31, parameter.shape, parameter.dtype, key=key)
-    noise = mx.random.normal(parameter.shape, key=key)
-    if parameter.ndim < 2:
-        new = parameter + 0.1 * noise
-    else:
-        inputs = parameter.shape[-1] if parameter.shape[-1] > 1 else parameter.shape[-2]
-        new = noise / math.sqrt(inputs)
-    return new.astype(parameter.dtype)
