@@ -36,6 +36,8 @@ class Remembering:
         there."""
         if not request.wish.reads_store or not self.store.holds_memory:
             return False
+        if request.is_waiting_for_beginning:
+            return True
         longest = longest_beginning(request, under_way, self.cut_anywhere)
         if longest is None:
             return False
@@ -44,6 +46,7 @@ class Remembering:
         if request.found and request.found.tokens + WORTH_WAITING_TOKENS > shared:
             return False
         other.awaited.add(shared)
+        request.waits_for = longest
         return True
 
     def recalls(self, request: Request, prompt_tokens_per_s: float | None) -> bool:

@@ -110,6 +110,8 @@ class Request:
         self.end_is_saved = False
         # Token counts at which others wait for what this prompt has processed.
         self.awaited: set[int] = set()
+        # The same for this prompt: it waits for so many tokens of another's.
+        self.waits_for: tuple[int, Request] | None = None
         self.num_processed = 0
         self.num_passed_tokens = 0
         # Device time that its prompt may take, or owes the rows that decode; see scheduler/chunks.py.
@@ -163,6 +165,14 @@ class Request:
         if state not in MOVES[self.state]:
             raise IllegalMove(f"request {self.row_id} cannot go from {self.state.value} to {state.value}")
         self.state = state
+
+    @property
+    def is_waiting_for_beginning(self) -> bool:
+        """Whether what it waits for is still to come: many may wait for long, and comparing prompts takes time."""
+        if self.waits_for is None:
+            return False
+        tokens, other = self.waits_for
+        return other.state in (State.RECALLING, State.PREFILLING) and other.num_processed < tokens
 
     @property
     def next_stop(self) -> int:

@@ -106,3 +106,19 @@ def test_a_held_back_chunk_of_a_row_that_leaves_is_nobodys() -> None:
     engine.step(Step(leave=(1, 2)))
     assert engine.gauges().cache_bytes == 0
     engine.check()
+
+
+def test_seconds_of_a_chunk_are_told_with_its_step_also_where_the_turn_between_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock goes on by a second with each call of the model, and a turn's seconds are those of what it tells."""
+    model, engine, result = begun(early_reads=True)
+    monkeypatch.setattr("lanes.engine.time.perf_counter", lambda: float(len(model.calls)))
+    engine._untold_since_s = float(len(model.calls))  # the clock has just begun
+    told: list[tuple[int, int, float]] = []
+    for _ in range(3):
+        result = engine.step(Step())
+        told.append((result.rows_decoded, result.chunk_tokens, result.seconds))
+    assert told[0][:2] == (0, 0), "the chunk and a step are begun, and nothing is read"
+    assert told[1] == (1, 12, 3.0), "the chunk, its step and the one that is begun now"
+    assert told[2] == (1, 0, 1.0)

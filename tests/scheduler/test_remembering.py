@@ -1,7 +1,7 @@
 """What one request has processed the next need not: in memory alone, turn by turn, with an engine that checks whose
 tokens it is given."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from scheduler.protocol import Done, Error
 from scheduler.remembering import WORTH_KEEPING_TOKENS, Remembering
 from scheduler.request import Request
 from store.checkpoint import Destination
-from store.store import Store, StoreSettings, open_store
+from store.store import Found, Store, StoreSettings, open_store
 from tests.scheduler.fake_engine import INFO, echoed
 from tests.scheduler.trio_test import trio_test
 from tests.scheduler.turned_by_hand import Bench
@@ -280,6 +280,28 @@ async def test_a_beginning_that_all_have_is_processed_once() -> None:
         needed = len(LONG) + 16 * 19
         assert processed <= 1.05 * needed
         assert bench.engine.most_rows > 1
+
+
+@trio_test
+async def test_who_waits_is_not_compared_again_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench_of() as bench:
+        looked_up: list[int] = []
+        find_now = bench.store.find_now
+
+        def watched(tokens: Sequence[int], namespace: str, limit: int) -> Found:
+            looked_up.append(limit)
+            return find_now(tokens, namespace, limit)
+
+        monkeypatch.setattr(bench.store, "find_now", watched)
+        bench.submit(LONG)
+        follower = bench.submit([*LONG, 7])
+        await bench.turn_and_fill()
+        looked_up.clear()
+        await bench.turn_and_fill()
+        assert bench.scheduler.num_waiting == 1
+        assert looked_up == []
+        await bench.run_all()
+        assert bench.cached(follower) >= len(LONG) - 1
 
 
 @trio_test
