@@ -14,6 +14,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from lanes.lane import Adapter, AdapterError, LoadedAdapter
 from lanes.low_rank import ADAPTED, Factors, One, Pass, Several, Term, dimensions, plain_class
 
+# MLX's gather_mm for CUDA reads 16 bytes at once, also where a row has fewer.
+RANK_MULTIPLE = 8
+
 
 class Adapters:
     """By their digests. A pass is built inside of of_rows() or at(), so that the layers know whose rows they compute.
@@ -113,6 +116,7 @@ class Adapters:
     def _stack(self) -> None:
         """Bring all layers to the adapters that are loaded."""
         rank = max((adapter.rank for adapter in self._loaded.values()), default=0)
+        rank += -rank % RANK_MULTIPLE
         mx.eval([term.stack(list(self._loaded), rank) for term in self._terms.values()])
         self._terms = {name: term for name, term in self._terms.items() if term.factors}
         self._scales = mx.array([0.0, *(adapter.scale for adapter in self._loaded.values())])

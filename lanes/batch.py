@@ -92,12 +92,12 @@ class SlotCaches:
         self.table.move(source, target)
         return hole
 
-    def begin_step(self) -> list[Rows]:
-        """Make room for a token more in each row; returns the caches to call the model with."""
+    def begin_step(self, tokens: int = 1) -> list[Rows]:
+        """Make room for so many tokens more in each row; returns the caches to call the model with."""
         lengths = self.table.lengths
-        self._reserve(len(lengths), max(lengths) + 1)
-        widths = [read_width(length + 1) for length in lengths]
-        return self._at(Positions.of(lengths, self._cutter.bands(self.table.rows, widths)))
+        self._reserve(len(lengths), max(lengths) + tokens)
+        widths = [read_width(length + tokens) for length in lengths]
+        return self._at(Positions.of(lengths, self._cutter.bands(self.table.rows, widths), tokens))
 
     def begin_padded_step(self, rows: int, width: int) -> list[Rows]:
         """As begin_step(), for so many slots, those in use or more, that are all read to one width."""
@@ -111,8 +111,10 @@ class SlotCaches:
             layer.positions = positions
         return self.layers
 
-    def end_step(self) -> None:
-        self.table.advance()
+    def end_step(self, tokens: Sequence[int] | None = None) -> None:
+        """The rows keep the token that they were fed, or so many of those, by slot: what is behind in their slots lies
+        beyond their masks, and is written over by what comes."""
+        self.table.advance(tokens)
 
     def clear(self) -> None:
         """Forget all rows and free the arrays."""

@@ -13,7 +13,7 @@ from lanes.boundary import remembers
 from lanes.choice import Choice, choose_lane
 from lanes.decoder import Decoder, Forward
 from lanes.engine import MlxEngine
-from lanes.forward import CompiledForward, eager
+from lanes.forward import CompiledForward, eager, eager_drafts
 from lanes.grammar import Grammars
 from lanes.lane import LaneSettings, ModelInfo
 from lanes.load import LoadedModel
@@ -22,9 +22,13 @@ from lanes.serial import SoloCaches
 from lanes.sharing import shared_prompt_tokens
 from lanes.sizes import device_memory_bytes, row_geometry
 from lanes.solo import RowMaker
+from lanes.speculation import Speculation, why_none
 from lanes.tuning import Tuning, backend, tune
 
 logger = logging.getLogger(__name__)
+
+# Tokens drafted for a row at most where nothing is said: measured with tests/bench/speculation.py.
+CPU_DRAFT_TOKENS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +64,48 @@ def build_engine(loaded: LoadedModel, settings: LaneSettings, blas: str) -> MlxE
             if tuning.compiled
             else partial(eager, model, batch, adapters=adapters)
         )
-        decoder = Decoder(batch, forward)
+        decoder = Decoder(batch, forward, partial(eager_drafts, model, batch, adapters=adapters))
     else:
         solo = SoloCaches()
         decoder = Decoder(solo, partial(eager, model, solo, adapters=adapters))
     info = model_info(loaded, settings, blas, prepared)
     loaded.tokenizer.grammars.prepare()
     grammars = Grammars(loaded.tokenizer.grammars, loaded.tokenizer.eos_token_ids)
-    return MlxEngine(make_row, info, decoder, early_reads=tuning.early_reads, grammars=grammars, adapters=adapters)
+    return MlxEngine(
+        make_row,
+        info,
+        decoder,
+        early_reads=tuning.early_reads,
+        grammars=grammars,
+        adapters=adapters,
+        speculation=_speculation(settings, info, prepared),
+    )
+
+
+def _speculation(settings: LaneSettings, info: ModelInfo, prepared: Prepared) -> Speculation | None:
+    """None where no row has drafts; the log tells why, unless there were to be none."""
+    most_tokens = settings.num_draft_tokens
+    if most_tokens is None:
+        most_tokens = CPU_DRAFT_TOKENS if info.backend == "cpu" else 0
+    if most_tokens == 0:
+        return None
+    weights_tokens = info.shared_prompt_tokens
+    if info.lane != "batch":
+        reason: str | None = "requests are served one after another"
+    else:
+        compiled = prepared.tuning.compiled
+        reason = why_none(prepared.make_row, info.cache_kinds, weights_tokens, compiled=compiled)
+    if reason is not None:
+        logger.info("answers are not drafted from their prompts: %s", reason)
+        return None
+    return Speculation(most_tokens, weights_tokens, info.context_tokens)
 
 
 def model_info(loaded: LoadedModel, settings: LaneSettings, blas: str, prepared: Prepared) -> ModelInfo:
     make_row, choice = prepared.make_row, prepared.choice
+    shared_tokens = shared_prompt_tokens(make_row) if choice.lane == "batch" else 0
+    # Padding is exact where sharing a pass is.
+    may_be_padded = shared_tokens > 0 and set(choice.cache_kinds) <= {"kv", "qkv"}
     return ModelInfo(
         name=loaded.name,
         model_type=str(loaded.config.get("model_type", "unknown")),
@@ -84,7 +118,8 @@ def model_info(loaded: LoadedModel, settings: LaneSettings, blas: str, prepared:
         weight_bytes=loaded.weight_bytes,
         memory_bytes=device_memory_bytes(),
         geometry=row_geometry(make_row) if choice.lane == "batch" else None,
-        shared_prompt_tokens=shared_prompt_tokens(make_row) if choice.lane == "batch" else 0,
+        shared_prompt_tokens=shared_tokens,
+        chunk_multiple=prepared.tuning.chunk_multiple if may_be_padded else 1,
         remembers=remembers(choice.cache_kinds),
         dtype=loaded.dtype,
         backend=backend(),

@@ -6,7 +6,7 @@ and runs while those are read and the grammars' masks computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,12 +17,15 @@ from lanes.batch import SlotCaches
 from lanes.history import History
 from lanes.lane import Logprob, Sampling
 from lanes.logprobs import Asking, Scored, asking, score
+from lanes.lookup import accepted
 from lanes.processors import Processors
 from lanes.sampler import Sampler
 from lanes.serial import SoloCaches
 
 # Token ids, int32 [slots in use], to logits [slots in use, vocabulary], through the lane's caches; see lanes.forward.
 Forward = Callable[[mx.array], mx.array]
+# The same of each row's input and its draft behind it: [slots in use, n] to logits [slots in use, n, vocabulary].
+ForwardDrafts = Callable[[mx.array], mx.array]
 # Rows by slot, what they drew in the step before, and the size of the vocabulary, to the tokens that each may draw now:
 # int32 [slots in use, vocabulary / 32, rounded up], a bit for each; None: all of them.
 Allow = Callable[[tuple[int | None, ...], Mapping[int, int], int], np.ndarray[Any, np.dtype[np.int32]] | None]
@@ -32,20 +35,25 @@ Allow = Callable[[tuple[int | None, ...], Mapping[int, int], int], np.ndarray[An
 class Dispatched:
     """A step under way: its rows by slot as they were then (None: a free slot), and their tokens, int32 [slots].
 
-    behind_tokens: prompt tokens that the device has to process before this step.
+    behind_tokens: prompt tokens that the device has to process before this step. runs: of a step with drafts, which has
+    been waited for, all tokens by slot, the last of which are those in `tokens`.
     """
 
     rows: tuple[int | None, ...]
     tokens: mx.array
     behind_tokens: int
     scored: Scored | None = None
+    runs: Sequence[Sequence[int]] | None = None
 
     @property
     def num_rows(self) -> int:
         return sum(row is not None for row in self.rows)
 
     def read(self) -> list[tuple[int, int]]:
-        """(row id, token) of each row; waits for the device."""
+        """(row id, token) of each row, of several tokens of a row in their order; waits for the device."""
+        if self.runs is not None:
+            pairs = zip(self.rows, self.runs, strict=True)
+            return [(row, token) for row, run in pairs if row is not None for token in run]
         drawn = cast(list[int], self.tokens.tolist())
         return [(row, token) for row, token in zip(self.rows, drawn, strict=True) if row is not None]
 
@@ -71,9 +79,13 @@ class Decoder:
     device: the host learns it a step later.
     """
 
-    def __init__(self, caches: SlotCaches | SoloCaches, forward: Forward) -> None:
+    def __init__(
+        self, caches: SlotCaches | SoloCaches, forward: Forward, forward_drafts: ForwardDrafts | None = None
+    ) -> None:
+        """forward_drafts: None where no step has drafts."""
         self.caches = caches
         self.forward = forward
+        self.forward_drafts = forward_drafts
         self._settings: dict[int, Sampling] = {}
         self._entering: dict[int, int] = {}
         self.last: Dispatched | None = None  # the step begun last
@@ -127,9 +139,12 @@ class Decoder:
         self._history.clear()
         self.last = self._drawing = None
 
-    def dispatch(self, behind_tokens: int = 0, allow: Allow | None = None) -> Dispatched:
+    def dispatch(
+        self, behind_tokens: int = 0, allow: Allow | None = None, drafts: Mapping[int, Sequence[int]] | None = None
+    ) -> Dispatched:
         """Begin a step of all rows, of which there is at least one; behind_tokens is only noted. allow is asked for the
-        grammars' masks while the forward pass runs."""
+        grammars' masks while the forward pass runs. drafts: what may follow the inputs of some rows, all of which take
+        the likeliest token as it is; a step with any is waited for."""
         if not self._entering:
             self.caches.compact()
         rows = tuple(self.caches.table.rows)
@@ -138,7 +153,14 @@ class Decoder:
         positions = [length + 1 for length in self.caches.table.lengths]
         window = drawing.processors.window
         recent = self._history.push(rows, inputs, window) if window else None
-        logits = self.forward(inputs)
+        drafted = [drafts.get(row, ()) if drafts and row is not None else () for row in rows]
+        after_drafts: mx.array | None = None
+        if any(drafted):
+            assert self.forward_drafts is not None, "drafts, but nothing to verify them with"
+            with_drafts = self.forward_drafts(_with_drafts(inputs, drafted))
+            logits, after_drafts = with_drafts[:, 0], with_drafts[:, 1:]
+        else:
+            logits = self.forward(inputs)
         allowed = None
         if allow is not None:
             mx.async_eval(logits)
@@ -147,10 +169,14 @@ class Decoder:
         logits = drawing.processors(logits, positions, recent, allowed)
         tokens = drawing.sampler(logits, positions)
         scored = score(drawing.asking, logits, tokens) if drawing.asking else None
+        runs = None
+        if after_drafts is not None:
+            runs = _runs(tokens, after_drafts, drafted)
+            tokens = mx.array([run[-1] for run in runs], dtype=mx.int32)
         mx.async_eval(tokens, *(scored.arrays if scored else ()))
-        self.caches.end_step()
+        self.caches.end_step(None if runs is None else [len(run) for run in runs])
         self._entering.clear()
-        self.last = Dispatched(rows, tokens, behind_tokens, scored)
+        self.last = Dispatched(rows, tokens, behind_tokens, scored, runs)
         return self.last
 
     def _drawn_before(self, rows: tuple[int | None, ...]) -> dict[int, int]:
@@ -188,3 +214,18 @@ class Decoder:
         merged = {row for row in self.caches.table.rows if row is not None}
         assert merged == set(self._settings), f"rows {merged}, settings of {set(self._settings)}"
         assert set(self._entering) <= merged, f"rows {set(self._entering) - merged} enter but are not merged"
+
+
+def _with_drafts(inputs: mx.array, drafts: Sequence[Sequence[int]]) -> mx.array:
+    """inputs int32 [slots], with each row's draft behind its own: [slots, 1 + the longest draft], filled up with 0."""
+    longest = max(map(len, drafts))
+    filled = [[*draft, *[0] * (longest - len(draft))] for draft in drafts]
+    return mx.concatenate([inputs[:, None], mx.array(filled, dtype=mx.int32)], axis=1)
+
+
+def _runs(tokens: mx.array, after_drafts: mx.array, drafts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What stands of each slot: of tokens int32 [slots], and of the likeliest by logits [slots, longest draft,
+    vocabulary]. Waits for the device."""
+    drawn = mx.concatenate([tokens[:, None], mx.argmax(after_drafts, axis=-1).astype(mx.int32)], axis=1)
+    by_slot = cast(list[list[int]], drawn.tolist())
+    return [accepted(draft, of_slot) for draft, of_slot in zip(drafts, by_slot, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from lanes.prefill import Prefill, dispatch_together
 from lanes.remember import RowMemory
 from lanes.rows import held_alone
 from lanes.solo import RowMaker
+from lanes.speculation import Speculation
 from store.checkpoint import Part
 
 T = TypeVar("T")
@@ -74,14 +76,16 @@ class MlxEngine:
         early_reads: bool = False,
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        """adapters: those of the decoder's forward pass."""
+        """adapters: those of the decoder's forward pass. speculation: None where no row has drafts."""
         self.make_row = make_row
         self.info = info
         self.decoder = decoder
         self.early_reads = early_reads
         self.grammars = grammars
         self.adapters = adapters or Adapters(make_row.model)
+        self.speculation = speculation
         self.memory = RowMemory(make_row, info.remembers)
         self._prompts: dict[int, Prefill] = {}
         self._aside: dict[int, Aside] = {}
@@ -119,10 +123,13 @@ class MlxEngine:
             self._merge(row_id)
         for row_id in step.bring_back:
             self._bring_back(row_id)
-        begun = None
+        begun, num_drafted, num_accepted = None, 0, 0
         if len(self.decoder):
             begun = self._dispatch()
         reads_own = self.early_reads and bool(step.chunk or step.merge or step.bring_back)
+        if self.speculation and begun:
+            num_drafted, num_accepted = self.speculation.book(begun)
+            reads_own = reads_own or self.speculation.wants_tokens
         ended = [each for each in (self._unread, begun if reads_own else None) if each]
         # Work that no turn has told of yet began with the turn that dispatched it, or when the one before it was told.
         began_s = started_s if self._untold_since_s is None else self._untold_since_s
@@ -146,8 +153,7 @@ class MlxEngine:
         is_left = self._unread is not None or self._held_back is not None
         self._untold_since_s = (now_s if is_told else began_s) if is_left else None
         for row_id, _ in self._failures:
-            self.memory.forget(row_id)
-            self.adapters.leave(row_id)
+            self._forget(row_id)
         return StepResult(
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
@@ -159,6 +165,8 @@ class MlxEngine:
             in_flight=self._unread is not None,
             frozen=tuple(frozen),
             destinations=destinations,
+            drafted_tokens=num_drafted,
+            accepted_tokens=num_accepted,
         )
 
     def _freeze(self, wanted: Freeze) -> Part | None:
@@ -180,12 +188,17 @@ class MlxEngine:
     def _drop(self, row_id: int) -> None:
         self._prompts.pop(row_id, None)
         self._aside.pop(row_id, None)
-        self.memory.forget(row_id)
-        self.adapters.leave(row_id)
+        self._forget(row_id)
         if self.grammars:
             self.grammars.leave(row_id)
         if row_id in self.decoder.caches.table:
             self.decoder.leave(row_id)
+
+    def _forget(self, row_id: int) -> None:
+        self.memory.forget(row_id)
+        self.adapters.leave(row_id)
+        if self.speculation:
+            self.speculation.leave(row_id)
 
     def _admit(self, spec: RowSpec) -> None:
         if spec.sampling.grammar is not None:
@@ -197,10 +210,15 @@ class MlxEngine:
                 return
         if spec.adapter is not None:
             self.adapters.admit(spec.row_id, spec.adapter)
-        prompt, recall = Prefill(self.make_row, spec), spec.recall
+        prompt, recall = Prefill(self.make_row, spec, self._multiple_for(spec)), spec.recall
         self._prompts[spec.row_id] = prompt
         if recall is not None and recall.mapped is not None:
             self._prompt((spec.row_id,), lambda: prompt.take_up(adopt(self.make_row(), recall), recall.tokens))
+
+    def _multiple_for(self, spec: RowSpec) -> int:
+        """A model that looks positions up has none beyond its context."""
+        multiple, context_tokens = self.info.chunk_multiple, self.info.context_tokens or math.inf
+        return multiple if len(spec.prompt) + multiple <= context_tokens else 1
 
     def _recalled(self, row_id: int, was_read: bool) -> None:
         prompt, thaw = self._prompts.get(row_id), self.memory.recalled(row_id)
@@ -233,6 +251,8 @@ class MlxEngine:
             lambda: self.decoder.merge(row_id, prompt.caches, prompt.processed, spec.prompt[-1], spec.sampling, recent),
             concerned=(row_id,),
         )
+        if self.speculation and row_id in self.decoder.caches.table:
+            self.speculation.enter(row_id, spec.prompt, spec.sampling)
 
     def _set_aside(self, row_id: int) -> None:
         """The step under way still is the row's: what it draws is the input when the row comes back."""
@@ -261,12 +281,13 @@ class MlxEngine:
         """Begin a step of the merged rows."""
         queued, self._queued_tokens = self._queued_tokens, 0
         grammars = self.grammars
+        drafts = self.speculation.draft(self.decoder.caches.table) if self.speculation else {}
         if grammars is None or not grammars.concern(self.decoder.caches.table.rows):
-            return self._decode(lambda: self.decoder.dispatch(queued))
+            return self._decode(lambda: self.decoder.dispatch(queued, drafts=drafts))
         # The step before is read in here: should that fail, the rows that it was the last step of are concerned.
         unread = self._unread.rows if self._unread else ()
         begun = self._decode(
-            lambda: self.decoder.dispatch(queued, grammars.allow),
+            lambda: self.decoder.dispatch(queued, grammars.allow, drafts),
             concerned=tuple(row for row in unread if row is not None),
         )
         if begun is None:
@@ -285,7 +306,10 @@ class MlxEngine:
             self._unread = None  # it stands on the step that failed
             return [], []
         self._step_failed_before = False
-        return [drawn for tokens, _ in read for drawn in tokens], [said for _, logprobs in read for said in logprobs]
+        tokens = [drawn for drawn_in_step, _ in read for drawn in drawn_in_step]
+        if self.speculation:
+            self.speculation.take(tokens)
+        return tokens, [said for _, logprobs in read for said in logprobs]
 
     def _begin_chunk(self, chunk: Chunk, sharing: tuple[int, ...]) -> list[mx.array]:
         """Queue a chunk behind the step that is dispatched; returns what to wait for."""
@@ -358,3 +382,5 @@ class MlxEngine:
         assert len(places) == len(set(places)), f"a row is in two places: {sorted(places)}"
         assert self.memory.rows <= set(places), f"rows {self.memory.rows} are remembered, {sorted(places)} are there"
         assert self.adapters.rows <= set(places), f"rows {self.adapters.rows} have adapters, {sorted(places)} are there"
+        drafting = self.speculation.rows if self.speculation else set()
+        assert drafting <= set(places), f"rows {sorted(drafting)} have drafts, {sorted(places)} are there"

@@ -40,6 +40,14 @@ def eager(model: Any, caches: SlotCaches | SoloCaches, tokens: mx.array, adapter
     return logits[:, -1, :]
 
 
+def eager_drafts(model: Any, caches: SlotCaches, tokens: mx.array, adapters: Adapters | None = None) -> mx.array:
+    """As eager(), of each row's input and what may follow it: tokens int32 [slots in use, n] -> logits of what follows
+    each of them, [slots in use, n, vocabulary]."""
+    with adapters.of_rows(caches.table.rows) if adapters else nullcontext():
+        logits: mx.array = model(tokens, cache=caches.begin_step(tokens.shape[1]))
+    return logits
+
+
 class CompiledForward:
     """Forward passes of one batch lane; call it as eager()."""
 

@@ -174,7 +174,8 @@ class StepResult:
 
     tokens: (row id, token) of the decode step dispatched one turn EARLIER, which is read while this turn's runs. A turn
     in which rows come or a chunk is processed may read its own step as well, and then a row may be in here twice, its
-    tokens in their order. Rows that left meanwhile may still be among them.
+    tokens in their order. A step may give a row several tokens, where what may come next was guessed; its caches then
+    hold as many more, and what of them is not wanted is dropped. Rows that left meanwhile may still be among them.
     failures: (row id, reason) of rows that ended in this turn and are gone from the engine.
     seconds: how long the work took whose end this turn has seen: rows_decoded rows stepped (those in tokens) and
     chunk_tokens of prompts processed, whichever turn dispatched it. Work only dispatched is in a later turn's.
@@ -184,6 +185,7 @@ class StepResult:
     destinations: (row id, memory to be filled) of rows admitted with a Recall that is to be read; until Step.recalled
     tells of them, or they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive. ()
     where memory cannot be made, or what is known does not fit the model: that row is to begin with nothing.
+    drafted_tokens, accepted_tokens: guessed for the step dispatched in this turn, and how many of those it has drawn.
     """
 
     tokens: tuple[tuple[int, int], ...] = ()
@@ -196,6 +198,8 @@ class StepResult:
     in_flight: bool = False
     frozen: tuple[tuple[int, Part], ...] = ()
     destinations: tuple[tuple[int, tuple[Destination, ...]], ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,8 @@ class ModelInfo:
 
     cache_kinds: one per cache, in the model's order. lane: "batch" or "serial", with the reason. memory_bytes: what
     the device has for everything. geometry: None where the caches are of no known kind. shared_prompt_tokens: prompts
-    up to this length gain from sharing a forward pass; 0 where they must not.
+    up to this length gain from sharing a forward pass; 0 where they must not. chunk_multiple: chunks of prompts
+    are best multiples of so many tokens.
     """
 
     name: str
@@ -219,6 +224,7 @@ class ModelInfo:
     memory_bytes: int
     geometry: RowGeometry | None
     shared_prompt_tokens: int
+    chunk_multiple: int
     remembers: Literal["anywhere", "boundaries", "nothing"]
     dtype: str
     backend: str
@@ -227,12 +233,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    """What the user decides of the lanes. kv_bits: 4 or 8 to hold keys and values quantized, in groups of so many."""
+    """What the user decides of the lanes. kv_bits: 4 or 8 to hold keys and values quantized, in groups of so many.
+    num_draft_tokens: to guess for a row and step at most; None: as many as pay on this device."""
 
     max_rows: int = 32
     kv_bits: int | None = None
     kv_group_size: int = 64
     compile: Literal["auto", "on", "off"] = "auto"
+    num_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,17 @@ from lanes.solo import RowMaker
 
 
 class Prefill:
-    """One row before it is merged: its caches hold the first `processed` tokens of its prompt."""
+    """One row before it is merged: its caches hold the first `processed` tokens of its prompt.
 
-    def __init__(self, make_row: RowMaker, spec: RowSpec) -> None:
+    multiple: each pass begins and ends at multiples of so many tokens, for devices that make a plan for each new pair
+    of lengths: it processes again what is before the chunk, and padding after it that is cut off. Only where every
+    cache can be cut at any token.
+    """
+
+    def __init__(self, make_row: RowMaker, spec: RowSpec, multiple: int = 1) -> None:
         self.model = make_row.model
         self.spec = spec
+        self.multiple = multiple
         self.caches: list[Any] = make_row()
         self.processed = 0
 
@@ -46,16 +52,25 @@ class Prefill:
         """Begin to process a chunk; returns arrays to wait for. The logits are never computed."""
         assert chunk.start == self.processed, f"chunk at {chunk.start}, but {self.processed} tokens are processed"
         assert chunk.start < chunk.stop < len(self.spec.prompt), f"{chunk} of {len(self.spec.prompt)} tokens"
-        tokens = mx.array(self.spec.prompt[chunk.start : chunk.stop], dtype=mx.int32)[None]
-        self.model(tokens, cache=self.caches)
+        again, padding = chunk.start % self.multiple, -chunk.stop % self.multiple
+        tokens = mx.array([*self.spec.prompt[chunk.start - again : chunk.stop], *[0] * padding], dtype=mx.int32)
+        self._cut(again)
+        self.model(tokens[None], cache=self.caches)
+        self._cut(padding)
         self.processed = chunk.stop
         return _begin(self.caches)
+
+    def _cut(self, tokens: int) -> None:
+        if tokens:
+            for cache in self.caches:
+                cache.trim(tokens)
 
 
 def dispatch_together(make_row: RowMaker, prompts: Sequence[Prefill]) -> list[mx.array]:
     """Begin to process several prompts, none of which has been begun, up to the last token but one of each."""
     lengths = [len(prompt.spec.prompt) - 1 for prompt in prompts]
     longest = max(lengths)
+    longest += -longest % min(prompt.multiple for prompt in prompts)
     padded = [[*prompt.spec.prompt[:-1], *[0] * (longest - n)] for prompt, n in zip(prompts, lengths, strict=True)]
     together = make_row()
     make_row.model(mx.array(padded, dtype=mx.int32), cache=together)

@@ -56,8 +56,8 @@ class SoloCaches:
     def begin_step(self) -> Sequence[Any]:
         return self.row
 
-    def end_step(self) -> None:
-        self.table.advance()
+    def end_step(self, tokens: Sequence[int] | None = None) -> None:
+        self.table.advance(tokens)
 
     def clear(self) -> None:
         self.table = Slots(1)

@@ -20,6 +20,9 @@ from lanes.attention import Form, LaneAttention, install, measure
 from lanes.joined import join_projections
 from lanes.rounding import capacity_for, compiled_width
 
+# MLX asks cuDNN for a plan of attention for each new pair of lengths, queries and keys: 70 ms of the host's time.
+CUDA_CHUNK_MULTIPLE = 256
+
 CompileOption = Literal["auto", "on", "off"]
 
 
@@ -35,6 +38,7 @@ class Tuning:
     joined: int
     compiled: bool
     early_reads: bool
+    chunk_multiple: int
 
     @property
     def read_width(self) -> Callable[[int], int]:
@@ -61,7 +65,12 @@ def tune(model: Any, compile_option: CompileOption = "auto") -> Tuning:
     # A trace is for one width: a compiled step reads all rows alike.
     columns_per_call = None if measured is None or compiled else measured.columns_per_call
     return Tuning(
-        measured.form if measured else None, columns_per_call, joined, compiled, early_reads=backend() == "cpu"
+        measured.form if measured else None,
+        columns_per_call,
+        joined,
+        compiled,
+        early_reads=backend() == "cpu",
+        chunk_multiple=CUDA_CHUNK_MULTIPLE if on_cuda else 1,
     )
 
 

@@ -36,7 +36,7 @@ class ChunkPlan:
             return None, ()
         most = self.chunk_size.tokens(rows_decoding=num_decoding > 0)
         sharing = self._sharing(request, ready, most)
-        size = request.num_prompt_left if sharing else min(most, request.next_stop - request.num_processed)
+        size = request.num_prompt_left if sharing else self._size(request, most)
         for other in prompts:
             if other is not request and other not in sharing:
                 other.num_passed_tokens += size * (1 + len(sharing))
@@ -46,6 +46,14 @@ class ChunkPlan:
         stop = request.num_processed + size
         save = stop in request.boundaries and not sharing
         return Chunk(request.row_id, request.num_processed, stop, save), tuple(other.row_id for other in sharing)
+
+    def _size(self, request: Request, most_tokens: int) -> int:
+        """To where the prompt has to be stopped at, or to a multiple, or as far as it may go in one turn."""
+        start = request.num_processed
+        if request.next_stop - start <= most_tokens:
+            return request.next_stop - start
+        past_multiple = (start + most_tokens) % self.chunk_size.multiple
+        return most_tokens - past_multiple if past_multiple < most_tokens else most_tokens
 
     def _sharing(self, first: Request, prompts: Collection[Request], most_tokens: int) -> list[Request]:
         """Other prompts, whole and short like the first, that fit into one pass with it when all are padded to the

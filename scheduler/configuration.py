@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Collection
 from typing import Any
 
-from scheduler.options import OPTIONS, Option, Options
+from scheduler.option import Option
+from scheduler.options import OPTIONS, Options
 from scheduler.usage import UsageError, nearest
 
 _BY_NAME = {name: option for option in OPTIONS for name in (option.name, *option.aliases)}

@@ -179,7 +179,7 @@ class Daemon:
         self.metrics = Metrics(self._readings)
         self.metrics.loaded(engine.info)
         budget = Budget.for_model(info, options.kv_cache_memory_bytes, memory_bytes(options, info))
-        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
+        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000, info.chunk_multiple)
         scheduler = BatchScheduler(
             info.max_rows, options.max_queue, chunk_size, budget, info.shared_prompt_tokens, remembering
         )

@@ -106,4 +106,6 @@ def look_at_device(blas: str) -> tuple[dict[str, Any], dict[str, Callable[[], An
 
 
 def lane_settings(options: Options) -> LaneSettings:
-    return LaneSettings(options.max_rows, options.kv_bits, options.kv_group_size, options.compile)
+    return LaneSettings(
+        options.max_rows, options.kv_bits, options.kv_group_size, options.compile, options.num_draft_tokens
+    )

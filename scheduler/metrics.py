@@ -131,6 +131,8 @@ class Metrics:
         self._step_s = histogram("laned_step_duration_seconds", "Duration of a step that did work.", _STEP_S)
         self._step_rows = histogram("laned_step_rows", "Rows that a step decoded, where it decoded any.", _ROWS)
         self._step_prompt = counter("laned_prefill_tokens_total", "Tokens of prompts that steps have processed.")
+        self._drafted = counter("laned_spec_decode_num_draft_tokens_total", "Tokens guessed for steps.")
+        self._accepted = counter("laned_spec_decode_num_accepted_tokens_total", "Tokens guessed that were drawn.")
         self._connections = counter("laned_connections_total", "Connections that were accepted.")
         self._refused = counter("laned_connections_refused_total", "Connections that were cut, by reason.", "reason")
         queries = counter("laned_store_queries_total", "Prompts looked up in the store, by result.", "result")
@@ -182,6 +184,9 @@ class Metrics:
             self._step_rows.observe(result.rows_decoded)
         if result.chunk_tokens:
             self._step_prompt.inc(result.chunk_tokens)
+        if result.drafted_tokens:
+            self._drafted.inc(result.drafted_tokens)
+            self._accepted.inc(result.accepted_tokens)
         self.recent.step(result)
 
     def store_asked(self, *, hit: bool) -> None:

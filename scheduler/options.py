@@ -5,32 +5,14 @@ table OPTIONS, which is made from those fields. A value comes from the flag, els
 Names are the ones that users of mlx_lm.server and vLLM know; where those two differ, both are accepted.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 from scheduler import values
-from scheduler.values import Kind
+from scheduler.option import Option, option, table_of
 from store.framing import FRAME_BYTES
-
-
-def _option(
-    kind: Kind,
-    default: Any,
-    group: str,
-    metavar: str,
-    help: str,
-    aliases: tuple[str, ...] = (),
-    required: bool = False,
-    reloads: bool = False,
-) -> Any:
-    metadata = {"kind": kind, "group": group, "metavar": metavar, "help": help, "aliases": aliases, "reloads": reloads}
-    if required:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default_factory=lambda: default, metadata=metadata)
-
 
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 _NO_FOLDERS: Mapping[str, str] = MappingProxyType({})
@@ -40,7 +22,7 @@ _NO_FOLDERS: Mapping[str, str] = MappingProxyType({})
 class Options:
     """What `laned serve` was told. None stands for "not limited" or "to be found out", as each option's help says."""
 
-    model: str = _option(
+    model: str = option(
         values.text("a folder, a Hugging Face id, a .gguf file or one of the words demo and hybrid"),
         None,
         "model",
@@ -49,20 +31,20 @@ class Options:
         "hybrid",
         required=True,
     )
-    served_model_name: str | None = _option(
+    served_model_name: str | None = option(
         values.text("a name"), None, "model", "NAME", "name that clients are told (default: the model's own)"
     )
-    trust_remote_code: bool = _option(
+    trust_remote_code: bool = option(
         values.switch(), False, "model", "", "run Python code that comes with the model's tokenizer"
     )
-    chat_template: str | None = _option(
+    chat_template: str | None = option(
         values.template(),
         None,
         "model",
         "FILE|TEXT",
         "Jinja template for chats, a file or the text (default: the model's)",
     )
-    chat_template_args: Mapping[str, Any] = _option(
+    chat_template_args: Mapping[str, Any] = option(
         values.json_map(),
         _NO_ARGS,
         "model",
@@ -70,10 +52,10 @@ class Options:
         'arguments for the chat template, as {"enable_thinking": false}',
         reloads=True,
     )
-    max_model_len: int | None = _option(
+    max_model_len: int | None = option(
         values.whole(2), None, "model", "TOKENS", "longest prompt with its answer (default: the model's own limit)"
     )
-    dtype: str = _option(
+    dtype: str = option(
         values.choice("auto", "float32", "bfloat16", "float16"),
         "auto",
         "model",
@@ -81,7 +63,7 @@ class Options:
         "type of the weights: auto, float32, bfloat16 or float16; auto keeps the model's, and on a CPU takes float32 "
         "where it fits",
     )
-    adapter: Mapping[str, str] = _option(
+    adapter: Mapping[str, str] = option(
         values.named_folders("default"),
         _NO_FOLDERS,
         "model",
@@ -90,7 +72,7 @@ class Options:
         "name default: for requests that name none",
         aliases=("adapter-path", "lora-modules"),
     )
-    max_tokens: int = _option(
+    max_tokens: int = option(
         values.whole(1, 2**31 - 1),
         512,
         "defaults of requests",
@@ -98,7 +80,7 @@ class Options:
         "longest answer where a request sets no limit",
         reloads=True,
     )
-    temperature: float = _option(
+    temperature: float = option(
         values.number("a number from 0 to 100", lambda value: 0 <= value <= 100),
         0.0,
         "defaults of requests",
@@ -107,7 +89,7 @@ class Options:
         aliases=("temp",),
         reloads=True,
     )
-    top_p: float = _option(
+    top_p: float = option(
         values.number("a number above 0 and at most 1", lambda value: 0 < value <= 1),
         1.0,
         "defaults of requests",
@@ -115,7 +97,7 @@ class Options:
         "sample from the likeliest tokens that make up this probability; 1 is off",
         reloads=True,
     )
-    top_k: int = _option(
+    top_k: int = option(
         values.whole(0, 2**31 - 1),
         0,
         "defaults of requests",
@@ -123,7 +105,7 @@ class Options:
         "sample from this many likeliest tokens; 0 is off",
         reloads=True,
     )
-    min_p: float = _option(
+    min_p: float = option(
         values.number("a number from 0 to 1", lambda value: 0 <= value <= 1),
         0.0,
         "defaults of requests",
@@ -131,7 +113,7 @@ class Options:
         "leave out tokens less likely than this part of the likeliest one; 0 is off",
         reloads=True,
     )
-    max_rows: int = _option(
+    max_rows: int = option(
         values.whole(1, 4096),
         32,
         "scheduling",
@@ -140,7 +122,7 @@ class Options:
         aliases=("max-num-seqs", "decode-concurrency"),
     )
     # A queue this long is minutes of work already; a client does better to hear so at once than to wait at its end.
-    max_queue: int = _option(
+    max_queue: int = option(
         values.whole(0),
         256,
         "scheduling",
@@ -148,17 +130,17 @@ class Options:
         "requests that may wait for a row; more are refused, to be tried again",
         reloads=True,
     )
-    kv_bits: int | None = _option(
+    kv_bits: int | None = option(
         values.one_of_numbers(4, 8),
         None,
         "scheduling",
         "4|8",
         "hold keys and values quantized to so many bits, from the first token on (default: as the model computes them)",
     )
-    kv_group_size: int = _option(
+    kv_group_size: int = option(
         values.one_of_numbers(32, 64, 128), 64, "scheduling", "N", "values that share a scale when they are quantized"
     )
-    kv_cache_memory_bytes: int | None = _option(
+    kv_cache_memory_bytes: int | None = option(
         values.size(1 << 50),
         None,
         "scheduling",
@@ -166,14 +148,22 @@ class Options:
         "memory for the rows' caches; rows that would outgrow it are set aside (default: four fifths of the device's, "
         "less the weights)",
     )
-    compile: Literal["auto", "on", "off"] = _option(
+    compile: Literal["auto", "on", "off"] = option(
         values.choice("auto", "on", "off"),
         "auto",
         "scheduling",
         "auto|on|off",
         "compile decode steps; auto does where it was measured to be faster",
     )
-    prefill_step_size: int = _option(
+    num_draft_tokens: int | None = option(
+        values.whole(0, 64),
+        None,
+        "scheduling",
+        "N",
+        "tokens to guess for a row and step at most, from where its last ones stood before, for requests with "
+        "temperature 0; 0 is off (default: 10 on a CPU, 0 elsewhere)",
+    )
+    prefill_step_size: int = option(
         values.whole(1),
         2048,
         "scheduling",
@@ -181,7 +171,7 @@ class Options:
         "tokens of a prompt that are processed at once at most",
         reloads=True,
     )
-    max_stall_ms: float = _option(
+    max_stall_ms: float = option(
         values.number("a number of milliseconds above 0", lambda value: value > 0),
         50.0,
         "scheduling",
@@ -189,7 +179,7 @@ class Options:
         "how long decoding may wait for a piece of somebody's prompt, or eight decode steps if those take longer",
         reloads=True,
     )
-    drain_timeout: float = _option(
+    drain_timeout: float = option(
         values.number("a number of seconds of at least 0", lambda value: value >= 0),
         30.0,
         "scheduling",
@@ -197,28 +187,28 @@ class Options:
         "how long a SIGTERM lets running requests go on",
         reloads=True,
     )
-    prompt_cache_bytes: int | None = _option(
+    prompt_cache_bytes: int | None = option(
         values.size(1 << 50, least_bytes=0),
         None,
         "what is remembered",
         "SIZE",
         "memory for what was processed before, 0 for none (default: a tenth of the device's)",
     )
-    demote_idle: float | None = _option(
+    demote_idle: float | None = option(
         values.seconds(),
         None,
         "what is remembered",
         "SECONDS",
         "leave to the disk what memory holds unused for so long (default: what memory has room for stays)",
     )
-    store: str | None = _option(
+    store: str | None = option(
         values.text("a folder"),
         None,
         "what is remembered",
         "DIR",
         "folder on an SSD for what was processed, so that it outlives the daemon (default: memory alone)",
     )
-    store_max: int = _option(
+    store_max: int = option(
         values.size(1 << 60),
         20 << 30,
         "what is remembered",
@@ -226,24 +216,24 @@ class Options:
         "all files in that folder together; what was not used for longest goes first",
         aliases=("store-max-bytes",),
     )
-    store_min_free: int = _option(
+    store_min_free: int = option(
         values.size(1 << 60, least_bytes=0),
         5 << 30,
         "what is remembered",
         "SIZE",
         "space that is left free on the folder's disk",
     )
-    store_queue_bytes: int = _option(
+    store_queue_bytes: int = option(
         values.size(1 << 50),
         1 << 30,
         "what is remembered",
         "SIZE",
         "memory for what waits to be written; beyond it the oldest is given up",
     )
-    store_verify: bool = _option(
+    store_verify: bool = option(
         values.switch(), False, "what is remembered", "", "check the bytes too whenever something is read back"
     )
-    restore: Literal["auto", "read", "map"] = _option(
+    restore: Literal["auto", "read", "map"] = option(
         values.choice("auto", "read", "map"),
         "auto",
         "what is remembered",
@@ -251,41 +241,41 @@ class Options:
         "how a row gets what is on disk: read; or map, where one file has it all, which MLX can use as it is on a Mac; "
         "auto reads, as nobody has measured mapping there yet",
     )
-    store_read_only: bool = _option(
+    store_read_only: bool = option(
         values.switch(), False, "what is remembered", "", "read the folder, which another daemon may be writing to"
     )
-    store_socket: str | None = _option(
+    store_socket: str | None = option(
         values.text("a path"),
         None,
         "what is remembered",
         "PATH",
         "socket of a `laned store serve` that keeps the folder, for several daemons together, in place of --store",
     )
-    socket: str | None = _option(
+    socket: str | None = option(
         values.text("a path"),
         None,
         "clients",
         "PATH",
         "Unix socket to listen on (default: $XDG_RUNTIME_DIR/laned.sock); one from systemd or launchd goes first",
     )
-    allow_user: tuple[str, ...] = _option(
+    allow_user: tuple[str, ...] = option(
         values.names("users' names or numbers, with commas between them (in a file, a list)"),
         (),
         "clients",
         "NAMES",
         "users who may connect beside our own and root, with commas between them",
     )
-    allow_group: tuple[str, ...] = _option(
+    allow_group: tuple[str, ...] = option(
         values.names("groups' names or numbers, with commas between them (in a file, a list)"),
         (),
         "clients",
         "NAMES",
         "groups whose members may connect, with commas between them",
     )
-    hello_timeout: float = _option(
+    hello_timeout: float = option(
         values.seconds(), 5.0, "clients", "SECONDS", "cut a client that does not say hello", reloads=True
     )
-    client_timeout: float = _option(
+    client_timeout: float = option(
         values.seconds(),
         30.0,
         "clients",
@@ -294,7 +284,7 @@ class Options:
         reloads=True,
     )
     # One delta may come to hold all that waits for a client, and a frame holds no more.
-    outbox_bytes: int = _option(
+    outbox_bytes: int = option(
         values.size(FRAME_BYTES),
         FRAME_BYTES,
         "clients",
@@ -302,7 +292,7 @@ class Options:
         "what may wait for one client before it is cut",
         reloads=True,
     )
-    max_requests_per_connection: int = _option(
+    max_requests_per_connection: int = option(
         values.whole(1),
         256,
         "clients",
@@ -310,17 +300,17 @@ class Options:
         "requests that may run on one connection at a time",
         reloads=True,
     )
-    metrics_port: int | None = _option(
+    metrics_port: int | None = option(
         values.whole(0, 65535),
         None,
         "metrics and logs",
         "PORT",
         "serve /metrics and /healthz over HTTP; 0 takes any free port (default: off)",
     )
-    metrics_host: str = _option(
+    metrics_host: str = option(
         values.text("a host's name or address"), "127.0.0.1", "metrics and logs", "HOST", "address of /metrics"
     )
-    log_format: str = _option(
+    log_format: str = option(
         values.choice("text", "json"),
         "text",
         "metrics and logs",
@@ -328,7 +318,7 @@ class Options:
         "text for people or json for machines",
         reloads=True,
     )
-    log_level: str = _option(
+    log_level: str = option(
         values.choice("debug", "info", "warning", "error"),
         "info",
         "metrics and logs",
@@ -336,7 +326,7 @@ class Options:
         "debug, info, warning or error",
         reloads=True,
     )
-    log_prompts: bool = _option(
+    log_prompts: bool = option(
         values.switch(),
         False,
         "metrics and logs",
@@ -344,53 +334,16 @@ class Options:
         "write prompts and answers into the log; off, as they are private",
         reloads=True,
     )
-    blas: str = _option(
+    blas: str = option(
         values.text("auto, off or a library's path"),
         "auto",
         "processor",
         "auto|off|PATH",
         "BLAS library for MLX on the CPU; auto takes OpenBLAS where MLX has only the slow reference one",
     )
-    threads: int | None = _option(
+    threads: int | None = option(
         values.whole(1), None, "processor", "N", "threads of that library (default: chosen from the processor)"
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A line of the table. name and aliases are written with dashes; field is the name in Options. reloads: whether a
-    running daemon takes a new value from its file on SIGHUP."""
-
-    name: str
-    field: str
-    kind: Kind
-    default: Any
-    required: bool
-    metavar: str
-    help: str
-    group: str
-    aliases: tuple[str, ...]
-    reloads: bool
-
-    @property
-    def described(self) -> str:
-        """The help with the default and the other names."""
-        said = self.help
-        if type(self.default) in (int, float, str):
-            said += f" (default: {self.kind.show(self.default)})"
-        if self.aliases:
-            said += "; also " + ", ".join(f"--{alias}" for alias in self.aliases)
-        return said
-
-
-def _table() -> tuple[Option, ...]:
-    table = []
-    for field in dataclasses.fields(Options):
-        required = field.default_factory is dataclasses.MISSING
-        default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
-        name = field.name.replace("_", "-")
-        table.append(Option(name, field.name, default=default, required=required, **field.metadata))
-    return tuple(table)
-
-
-OPTIONS: tuple[Option, ...] = _table()
+OPTIONS: tuple[Option, ...] = table_of(Options)

@@ -32,12 +32,15 @@ class ChunkSize:
     """Tokens of prompt to process between two decode steps.
 
     Each measured chunk corrects the size by what it took over what it may take; its own rate changes with the size,
-    so the size is the thing that is steered, not a rate computed once.
+    so the size is the thing that is steered, not a rate computed once. Sizes repeat, so that shapes do.
+    multiple: see lanes.lane.ModelInfo.chunk_multiple.
     """
 
-    def __init__(self, largest_tokens: int, max_stall_s: float) -> None:
+    def __init__(self, largest_tokens: int, max_stall_s: float, multiple: int = 1) -> None:
         self.largest_tokens = largest_tokens
         self.max_stall_s = max_stall_s
+        self.multiple = multiple
+        self._smallest_tokens = max(multiple, SMALLEST_CHUNK_TOKENS)
         self._tokens = float(min(largest_tokens, 256))
         self._decode_s: float | None = None
         self._token_s: float | None = None
@@ -73,11 +76,11 @@ class ChunkSize:
             # One odd measurement (another program on the machine) may not move the size far.
             fitting = min(max(fitting, self._tokens / 2), self._tokens * 2)
             self._tokens += WEIGHT * (fitting - self._tokens)
-            self._tokens = min(max(self._tokens, SMALLEST_CHUNK_TOKENS), self.largest_tokens)
+            self._tokens = min(max(self._tokens, self._smallest_tokens), self.largest_tokens)
 
     def tokens(self, *, rows_decoding: bool) -> int:
-        """The largest chunk for the next turn. Sizes repeat, so that shapes do."""
+        """The largest chunk for the next turn."""
         if not rows_decoding:
             return self.largest_tokens
         size = int(self._tokens)
-        return min(self.largest_tokens, size - size % SMALLEST_CHUNK_TOKENS or SMALLEST_CHUNK_TOKENS)
+        return min(self.largest_tokens, size - size % self._smallest_tokens or self._smallest_tokens)

@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from scheduler.options import OPTIONS, Option
+from scheduler.option import Option
+from scheduler.options import OPTIONS
 
 _HEAD = """\
 # All options of `laned serve --config FILE`, with their defaults; what is commented out is as it stands there.

@@ -220,6 +220,8 @@ class Request:
         if times.first_token_s is None:
             times.first_token_s = now_s
         self.generated.append(token)
+        # A step may give several; what comes behind the end of the text is not the request's any more.
+        self.num_dispatched = max(self.num_dispatched, self.num_generated)
         is_end = token in self.wish.stop_token_ids
         is_last = is_end or self.num_generated == self.wish.max_tokens
         piece = self._transcript.take(token, logprob, is_end=is_end, is_last=is_last)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.options import OPTIONS, Option, Options
+from scheduler.option import Option
+from scheduler.options import OPTIONS, Options
 
 
 @dataclass(frozen=True, slots=True)

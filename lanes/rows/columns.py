@@ -93,11 +93,11 @@ class ColumnRows:
         return not self.parts
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        assert num_tokens == 1, f"a lane steps one token a row, not {num_tokens}"
+        assert num_tokens == self.positions.tokens, f"{num_tokens} tokens in a step of {self.positions.tokens}"
         return self.columns(window_size).mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write [rows, heads, 1, dim] at each row's own column; return the columns that the step reads."""
+        """Write [rows, heads, tokens, dim] at each row's own columns; return the columns that the step reads."""
         new = self.encode(keys, values)
         self._allocate(new)
         at = self.columns()
@@ -105,7 +105,8 @@ class ColumnRows:
             if at.rows == self.slots:
                 self.parts[index] = mx.put_along_axis(self.parts[index], at.write_index, part, axis=2)
             else:
-                self.parts[index][at.row_index, :, at.array] = part.squeeze(2)
+                rows = part.squeeze(2) if at.array.ndim == 1 else part.swapaxes(1, 2)
+                self.parts[index][at.row_index, :, at.array] = rows
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:

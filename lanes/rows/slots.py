@@ -6,6 +6,8 @@ are plain ints here and go to the device once a step, as one small array for all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class Slots:
     """The table of slots: rows[i] is the row id in slot i or None, lengths[i] the tokens that its caches hold."""
@@ -63,11 +65,11 @@ class Slots:
         self._by_row[row_id] = target
         self._free(source)
 
-    def advance(self) -> None:
-        """Book one step: every row is a token longer."""
+    def advance(self, tokens: Sequence[int] | None = None) -> None:
+        """Book one step: every row is a token longer, or as many as said, by slot."""
         for slot, row_id in enumerate(self.rows):
             if row_id is not None:
-                self.lengths[slot] += 1
+                self.lengths[slot] += 1 if tokens is None else tokens[slot]
 
     def check(self) -> None:
         listed = {row_id: slot for slot, row_id in enumerate(self.rows) if row_id is not None}

@@ -82,11 +82,12 @@ class _Silent:
 
 
 def engine_for(model: Any, max_rows: int) -> MlxEngine:
-    """The engine that the daemon would make of this model; it may change the model."""
+    """The engine that the daemon would make of this model, without guesses, which depend on the text; it may change the
+    model."""
     config = {"model_type": model.args.model_type, "vocab_size": model.args.vocab_size}
     dtype = str(model.layers[0].input_layernorm.weight.dtype).removeprefix("mlx.core.")
     loaded = LoadedModel(model, _NO_TOKENIZER, config, "bench", weight_bytes(model), dtype, None, "")
-    return build_engine(loaded, LaneSettings(max_rows=max_rows), BLAS.kind)
+    return build_engine(loaded, LaneSettings(max_rows=max_rows, num_draft_tokens=0), BLAS.kind)
 
 
 _NO_TOKENIZER: Any = SimpleNamespace(grammars=GrammarCompiler(None, ()), eos_token_ids=frozenset())
@@ -97,8 +98,8 @@ class Ours:
 
     def __init__(self, engine: MlxEngine, max_rows: int) -> None:
         options = Options(model="bench")
-        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000)
         info = engine.info
+        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000, info.chunk_multiple)
         budget = Budget.for_model(info, options.kv_cache_memory_bytes)
         self.engine = engine
         self.scheduler = BatchScheduler(max_rows, 1 << 20, chunk_size, budget, info.shared_prompt_tokens)

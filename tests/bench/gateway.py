@@ -60,6 +60,7 @@ def main() -> None:
         same_blas(report)
         path, rows = folder / "laned.sock", str(size.clients)
         daemon = ["scheduler.cli", "serve", "--model", "demo", "--socket", str(path), "--max-rows", rows]
+        daemon += ["--num-draft-tokens", "0"]
         http = ["scheduler.cli", "gateway", "--socket", str(path), "--port", str(port)]
         lane = [WORKERS, "lane", str(folder), "1", "1"]
         their_http = [WORKERS, "peer", "--model", str(folder), "--port", str(peer_port)]

@@ -111,7 +111,7 @@ def main() -> None:
     with bench("grammar", __doc__ or "") as run:
         run.blas = BLAS.sentence
         name, loaded = loaded_model()
-        engine = build_engine(loaded, LaneSettings(max_rows=32), BLAS.kind)
+        engine = build_engine(loaded, LaneSettings(max_rows=32, num_draft_tokens=0), BLAS.kind)
         people = [{"name": f"Person {n}", "age": n, "mail": f"p{chr(97 + n % 26)}@home.org"} for n in range(20)]
         written = loaded.tokenizer.encode(json.dumps(people)[:-1])
         masks = [mask_us(loaded, written) for _ in range(3 if run.quick else 10)]

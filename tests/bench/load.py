@@ -196,7 +196,7 @@ def main() -> None:
         folder = Path(name)
         path = folder / "laned.sock"
         daemon = ["scheduler.cli", "serve", "--model", "demo", "--socket", str(path)]
-        daemon += ["--max-rows", str(ROWS), "--max-queue", str(QUEUE)]
+        daemon += ["--max-rows", str(ROWS), "--max-queue", str(QUEUE), "--num-draft-tokens", "0"]
         seconds = 20.0 if run.quick else 60.0
         with process(daemon, folder / "daemon.log") as started:
             Server(started, folder / "daemon.log", of_daemon(path)).wait_ready("Hello")

@@ -180,6 +180,7 @@ def main() -> None:
         run.blas = report.sentence
         same_blas(report)
         daemon = ["scheduler.cli", "serve", "--model", "demo", "--socket", f"{folder}/laned.sock", "--max-rows", "8"]
+        daemon += ["--num-draft-tokens", "0"]
         alone = [WORKERS, "lane", str(folder), str(rows), str(size.tokens)]
         http = [WORKERS, "peer", "--model", str(folder), "--port", str(port)]
         with (

@@ -74,7 +74,7 @@ def step_lane(folder: Path, num_rows: int, num_steps: int) -> None:
     loaded = load("demo")
     save_folder(folder, loaded)
     print("saved", flush=True)
-    engine = build_engine(loaded, LaneSettings(max_rows=num_rows), report.kind)
+    engine = build_engine(loaded, LaneSettings(max_rows=num_rows, num_draft_tokens=0), report.kind)
     decoder = engine.decoder
     print("ready", flush=True)
     for turn, _ in enumerate(sys.stdin):

@@ -7,7 +7,8 @@ import pytest
 
 from scheduler import reference
 from scheduler.configuration import read_config
-from scheduler.options import OPTIONS, Option
+from scheduler.option import Option
+from scheduler.options import OPTIONS
 from tests.deploy.folder import DEPLOY
 
 EXAMPLE = DEPLOY / "config.example.toml"

@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,19 +46,24 @@ def one(path: Path, section: str, key: str) -> str:
 
 
 @pytest.fixture
-def placed(tmp_path: Path) -> Path:
+def placed() -> Iterator[Path]:
     """The units with the laned of this Python, for a tool that looks whether it is there."""
+    with tempfile.TemporaryDirectory() as folder:  # sockets are thought of in it, and their paths have to be short
+        yield place_units(Path(folder))
+
+
+def place_units(root: Path) -> Path:
     for path in (*SYSTEM.glob("laned*.s[eo]*"), *USER.glob("laned*")):
-        folder = tmp_path / ("user" if path.parent == USER else "system")
+        folder = root / ("user" if path.parent == USER else "system")
         folder.mkdir(exist_ok=True)
         text = path.read_text().replace(PACKAGED, str(LANED)).replace("%h/.local/bin/laned", str(LANED))
         (folder / path.name).write_text(text)
     for folder in ("system", "user"):
-        drop_in = tmp_path / f"{folder}-cuda" / "laned.service.d" / "cuda.conf"
-        shutil.copytree(tmp_path / folder, tmp_path / f"{folder}-cuda")
+        drop_in = root / f"{folder}-cuda" / "laned.service.d" / "cuda.conf"
+        shutil.copytree(root / folder, root / f"{folder}-cuda")
         drop_in.parent.mkdir()
         shutil.copy((SYSTEM if folder == "system" else USER) / "cuda.conf", drop_in)
-    return tmp_path
+    return root
 
 
 def analyze(*argv: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -12,7 +12,9 @@ from lanes.forward import CompiledForward, eager
 from lanes.lane import Chunk, Logprob, ModelInfo, RowSpec, Step
 from lanes.solo import RowMaker
 
-INFO = ModelInfo("tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, 0, "anywhere", "float32", "cpu", "stock")
+INFO = ModelInfo(
+    "tiny", "llama", 97, None, (), "batch", "", 32, 0, 0, None, 0, 1, "anywhere", "float32", "cpu", "stock"
+)
 
 
 def engine_for(model: Any, max_rows: int = 32, *, compiled: bool = False, early_reads: bool = False) -> MlxEngine:
@@ -71,6 +73,8 @@ class Driver:
                 dispatched[row] += 1
             for row, token in result.tokens:
                 self.answers.setdefault(row, []).append(token)
+                if row in dispatched:  # a step may give several
+                    dispatched[row] = max(dispatched[row], len(self.answers[row]))
             for row, logprob in result.logprobs:
                 self.logprobs.setdefault(row, []).append(logprob)
             for row, reason in result.failures:

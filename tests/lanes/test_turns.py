@@ -4,9 +4,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import llama
 
 from lanes.engine import MlxEngine
 from lanes.lane import Chunk, RowSpec, Sampling, Step, StepResult
+from lanes.prefill import Prefill
+from lanes.solo import RowMaker
 from tests.lanes.driver import engine_for
 from tests.lanes.tiny import alone, prompt_of, tiny_llama
 
@@ -122,3 +125,38 @@ def test_seconds_of_a_chunk_are_told_with_its_step_also_where_the_turn_between_r
     assert told[0][:2] == (0, 0), "the chunk and a step are begun, and nothing is read"
     assert told[1] == (1, 12, 3.0), "the chunk, its step and the one that is begun now"
     assert told[2] == (1, 0, 1.0)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_pass_between_multiples_leaves_what_the_chunk_alone_does(
+    bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = tiny_llama().args
+    args.hidden_size = 128  # heads of a group's size
+    mx.random.seed(3)
+    model = llama.Model(args)
+    seen = record_lengths(model, monkeypatch)
+    make_row = RowMaker(model, bits, 32)
+    spec = RowSpec(1, prompt_of(300, 5), Sampling())
+    rows = [Prefill(make_row, spec, multiple) for multiple in (1, 64)]
+    for row in rows:
+        for chunk in (Chunk(1, 0, 70), Chunk(1, 70, 200), Chunk(1, 200, 299)):
+            mx.eval(row.dispatch(chunk))
+    assert seen == [(70, 70), (130, 200), (99, 299), (128, 128), (192, 256), (128, 320)]
+    assert [cache.offset for cache in rows[1].caches] == [299] * args.num_hidden_layers
+    last = mx.array([spec.prompt[-1:]])
+    logits = [model(last, cache=row.caches) for row in rows]
+    assert mx.array_equal(*logits)
+
+
+def record_lengths(model: llama.Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Queries and keys of each pass of the model from now on."""
+    seen: list[tuple[int, int]] = []
+    forward = llama.Model.__call__
+
+    def recording(self: llama.Model, tokens: mx.array, cache: list[Any]) -> mx.array:
+        seen.append((tokens.shape[1], cache[0].offset + tokens.shape[1]))
+        return forward(self, tokens, cache)
+
+    monkeypatch.setattr(llama.Model, "__call__", recording)
+    return seen

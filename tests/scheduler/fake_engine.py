@@ -37,6 +37,7 @@ INFO = ModelInfo(
     memory_bytes=1 << 30,
     geometry=None,
     shared_prompt_tokens=0,
+    chunk_multiple=1,
     remembers="anywhere",
     dtype="float32",
     backend="cpu",
@@ -61,13 +62,15 @@ def tokens_spec(start: int, stop: int) -> TensorSpec:
 
 @dataclass
 class FakeEngine:
-    """fail_step, fail_prompt, fail_engine: what the next turn is to suffer; each happens once."""
+    """fail_step, fail_prompt, fail_engine: what the next turn is to suffer; each happens once. tokens_a_step: how many
+    a row may get of one step; where more than one, two steps in three are such ones, and are read at once."""
 
     info: ModelInfo = INFO
     fail_step: bool = False
     fail_prompt: bool = False
     fail_engine: bool = False
     early_reads: bool = False
+    tokens_a_step: int = 1
     num_turns: int = 0
     most_rows: int = 0
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -121,12 +124,13 @@ class FakeEngine:
         assert step != Step() or self._merged or self._unread is not None, "a turn for nothing"
         previous, self._unread = self._unread, None
         behind = self._queued_tokens
+        guesses = self.tokens_a_step > 1 and self.num_turns % 3 > 0
         if self._merged:
-            failures += self._decode()
-        if self.early_reads and (step.chunk or step.merge or step.bring_back):
+            failures += self._decode(self.tokens_a_step if guesses and previous is None else 1)
+        if guesses or (self.early_reads and (step.chunk or step.merge or step.bring_back)):
             if self._unread is not None:
                 previous, self._unread = (*(previous or ()), *self._unread), None
-            if previous is not None:
+            if previous is not None and step.chunk:
                 self._held_back = step
         if self._held_back is None:
             failures += self._process(step)
@@ -139,7 +143,7 @@ class FakeEngine:
             logprobs=tuple(self._logprobs(previous or ())),
             failures=tuple(failures),
             seconds=0.001 * (len(previous or ()) + chunk_tokens),
-            rows_decoded=len(previous or ()),
+            rows_decoded=len({row_id for row_id, _ in previous or ()}),
             chunk_tokens=chunk_tokens,
             rows=len(self._merged),
             in_flight=self._unread is not None,
@@ -224,8 +228,8 @@ class FakeEngine:
         self.recalled[spec.row_id] = len(read)
         self._prompts[spec.row_id] = (spec, len(read))
 
-    def _decode(self) -> list[tuple[int, str]]:
-        """Dispatch a step of all merged rows; returns those that failed."""
+    def _decode(self, most_tokens: int = 1) -> list[tuple[int, str]]:
+        """Dispatch a step of all merged rows, for up to so many tokens of each; returns those that failed."""
         if self.fail_step:
             self.fail_step = False
             gone = sorted(self._merged)
@@ -235,8 +239,9 @@ class FakeEngine:
         tokens = []
         for row_id, spec in self._merged.items():
             index = self.num_steps_of.get(row_id, 0)
-            tokens.append((row_id, echo(spec, index)))
-            self.num_steps_of[row_id] = index + 1
+            number = 1 + (index + row_id) % most_tokens
+            tokens += [(row_id, echo(spec, index + place)) for place in range(number)]
+            self.num_steps_of[row_id] = index + number
         self._unread = tuple(tokens)
         return []
 

@@ -82,3 +82,24 @@ def test_before_a_step_was_measured_no_prompt_waits() -> None:
     assert device.plan.next([long], 4)[0] is not None
     long.process(64)
     assert device.plan.next([long], 4)[0] is not None
+
+
+def test_a_chunk_ends_at_a_multiple_where_it_can() -> None:
+    device = Device(num_decoding=0)
+    device.plan = ChunkPlan(ChunkSize(600, 0.05, multiple=256), shared_prompt_tokens=0)
+    prompt = device.submit(1201)  # of a prompt the last token is the first step's
+    prompt.process(70)  # known of old
+    stops = []
+    while device.turn():
+        stops.append(prompt.num_processed)
+    assert stops == [512, 1024, 1200]
+
+
+def test_where_no_multiple_is_in_reach_a_chunk_is_as_long_as_it_may_be() -> None:
+    device = Device(num_decoding=0)
+    device.plan = ChunkPlan(ChunkSize(100, 0.05, multiple=256), shared_prompt_tokens=0)
+    prompt = device.submit(401)
+    stops = []
+    while device.turn():
+        stops.append(prompt.num_processed)
+    assert stops == [100, 200, 256, 356, 400]

@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -90,11 +91,15 @@ def test_a_peer_has_its_user_and_all_its_groups() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @trio_test
-async def test_the_kernels_word_decides_over_real_strangers(tmp_path: Path) -> None:
+async def test_the_kernels_word_decides_over_real_strangers() -> None:
     """Processes of another user, without and with the group that is let in."""
-    for place in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(place, 0o755)
-    path, access = tmp_path / "laned.sock", Access(gids=frozenset({4711}))
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # tmp_path is within folders of our own
+        await serve_strangers(Path(folder) / "laned.sock")
+
+
+async def serve_strangers(path: Path) -> None:
+    access = Access(gids=frozenset({4711}))
     program = (
         "import os, socket, sys\n"
         "os.setgroups([int(group) for group in sys.argv[2:]])\n"
@@ -119,7 +124,7 @@ async def test_the_kernels_word_decides_over_real_strangers(tmp_path: Path) -> N
         nursery.start_soon(accept, opened, handle, nursery, access)
         assert await told("4711") == b"welcome"
         assert await told("4712") == b"Permission denied\n", "the file's own mode keeps others out"
-        path.chmod(0o666)
+        await trio.Path(path).chmod(0o666)
         assert b"forbidden" in await told("4712"), "and so does the daemon, where the mode does not"
         assert await told("5", "4711") == b"welcome"
         nursery.cancel_scope.cancel()

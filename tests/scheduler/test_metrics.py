@@ -24,7 +24,7 @@ GAUGES = EngineGauges(
     mlx_peak_bytes=4000,
 )
 INFO = ModelInfo(
-    "tiny", "llama", 9, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, "anywhere", "float32", "cpu", "openblas"
+    "tiny", "llama", 9, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, 1, "anywhere", "float32", "cpu", "openblas"
 )
 
 STORE = StoreStats(memory_bytes=10, memory_segments=1, disk_restored_bytes=7, disk=KeeperStats(bytes=30, segments=2))
@@ -143,6 +143,10 @@ def test_each_method_moves_its_own_metrics_and_nothing_else() -> None:
         "laned_prefill_tokens_total": 50,
     }
     assert moved(lambda m: m.step(StepResult(seconds=0.2))) == {}
+    assert moved(lambda m: m.step(StepResult(drafted_tokens=7, accepted_tokens=5))) == {
+        "laned_spec_decode_num_draft_tokens_total": 7,
+        "laned_spec_decode_num_accepted_tokens_total": 5,
+    }
     assert moved(lambda m: m.store_asked(hit=True)) == {"laned_store_queries_total{result=hit}": 1}
     assert moved(lambda m: m.store_asked(hit=False)) == {"laned_store_queries_total{result=miss}": 1}
     assert moved(lambda m: m.store_saved(2.5)) == {"laned_store_saved_seconds_total": 2.5}

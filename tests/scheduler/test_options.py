@@ -10,7 +10,8 @@ import pytest
 
 from scheduler import configuration
 from scheduler.connection import Limits
-from scheduler.options import OPTIONS, Option, Options
+from scheduler.option import Option
+from scheduler.options import OPTIONS, Options
 from scheduler.usage import UsageError
 
 # For each option two texts that a flag may have, and what they become.
@@ -33,6 +34,7 @@ EXAMPLES: dict[str, tuple[tuple[str, Any], tuple[str, Any]]] = {
     "kv-group-size": (("32", 32), ("128", 128)),
     "kv-cache-memory-bytes": (("2GiB", 2 << 30), ("1000000", 1_000_000)),
     "compile": (("on", "on"), ("OFF", "off")),
+    "num-draft-tokens": (("0", 0), ("10", 10)),
     "prefill-step-size": (("64", 64), ("512", 512)),
     "max-stall-ms": (("20", 20.0), ("0.5", 0.5)),
     "drain-timeout": (("0", 0.0), ("2.5", 2.5)),

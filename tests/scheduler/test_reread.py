@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.options import OPTIONS, Option, Options
+from scheduler.option import Option
+from scheduler.options import OPTIONS, Options
 from scheduler.reread import reread
 from tests.scheduler.test_options import EXAMPLES
 

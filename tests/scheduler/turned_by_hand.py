@@ -37,12 +37,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.text = ""
         self.end: Done | Error | None = None
 
     def reply(self, reply: Reply) -> None:
         assert self.end is None, f"{reply} after the end, {self.end}"
         if isinstance(reply, Delta):
             self.tokens.extend(reply.token_ids)
+            self.text += reply.text
         else:
             assert isinstance(reply, Done | Error)
             self.end = reply
@@ -57,8 +59,9 @@ class Bench:
         max_queue: int = MAX_QUEUE,
         chunk_tokens: int = 8,
         early_reads: bool = False,
+        tokens_a_step: int = 1,
     ) -> None:
-        self.engine = FakeEngine(early_reads=early_reads)
+        self.engine = FakeEngine(early_reads=early_reads, tokens_a_step=tokens_a_step)
         self.memory = Memory()
         self.scheduler = BatchScheduler(max_rows, max_queue, ChunkSize(chunk_tokens, 0.05), self.memory)  # type: ignore[arg-type]
         self.heard: dict[int, Heard] = {}

@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused() -> None:
     rows = filled([3])
     with pytest.raises(AssertionError, match="3 tokens, 2 expected"):
         rows.merge(1, solo(1, 3), 2)
-    with pytest.raises(AssertionError, match="one token"):
+    with pytest.raises(AssertionError, match="2 tokens in a step of 1"):
         rows.make_mask(2)
 
 
