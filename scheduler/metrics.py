@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from lanes.lane import EngineGauges, ModelInfo, StepResult
 from scheduler.recent import Recent
 from scheduler.store_metrics import store_metrics
-from store.store import StoreStats
+from store.stats import StoreStats
 
 # How a request ends: its finish reason, or what kept it from one. Every request that arrived ends in one of them.
 OUTCOMES = ("stop", "length", "cancelled", "failed", "refused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.request import Request
-from store.store import StoreStats
+from store.stats import StoreStats
 
 
 def under_way(request: Request, now_s: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from store.keeping import KeeperStats
-from store.store import StoreStats
+from store.stats import StoreStats
 
 _NO_DISK = KeeperStats()
 

@@ -58,7 +58,7 @@ class Link:
 class Filled:
     """What came of filling a row. bad: the place in the chain of what could not be read, and why; None: all is well."""
 
-    bad: tuple[int, str] | None = None
+    bad: tuple[int, Exception] | None = None
     memory_bytes: int = 0
     memory_s: float = 0.0
     disk_bytes: int = 0
@@ -145,7 +145,7 @@ def _fill(chain: Sequence[Link], tokens: int, destinations: Sequence[Destination
             key=lambda piece: (piece.link, piece.tensor, piece.offset),
         )
     except Missing as missing:
-        filled.bad = missing.link, f"it lacks {missing}"
+        filled.bad = missing.link, CorruptSegment(f"it lacks {missing}")
         return filled
     for number, of_link in groupby(wanted, key=lambda piece: piece.link):
         link = chain[number]
@@ -158,9 +158,9 @@ def _fill(chain: Sequence[Link], tokens: int, destinations: Sequence[Destination
                 filled.disk_bytes += _read(link.kept.path, link.segment, of_link, verify)
                 filled.disk_s += time.perf_counter() - began_s
             else:
-                filled.bad = number, "it is nowhere"
+                filled.bad = number, FileNotFoundError("it is nowhere")
         except (OSError, CorruptSegment) as error:
-            filled.bad = number, str(error)
+            filled.bad = number, error
         if filled.bad is not None:
             break
     return filled

@@ -22,13 +22,14 @@ from pathlib import Path
 import trio
 
 from store.checkpoint import Destination, Part, Recall
-from store.keeping import Chain, Keeper, KeeperAway, KeeperStats
+from store.keeping import Chain, Keeper, KeeperAway
 from store.memory import Entry, Memory
 from store.pieces import recalled_specs, used_bytes
 from store.prefixes import Match
 from store.presence import Presence
 from store.reader import Filled, Link, Reader, ReadRate
 from store.segment import Segment, root_id, segment_id
+from store.stats import StoreStats
 from store.trim import trim
 from store.writer import Writer, WriterCounts
 
@@ -52,28 +53,6 @@ class StoreSettings:
     verify: bool = False
     cut_anywhere: bool = True
     maps: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Counts since the start, and what is there now. dropped: segments that were to be kept and were not, wherever.
-    evicted: from memory. corrupt: segments on disk that could not be read back. disk: None without a keeper."""
-
-    memory_bytes: int = 0
-    memory_segments: int = 0
-    queue_bytes: int = 0
-    queue_segments: int = 0
-    evicted: int = 0
-    written_bytes: int = 0
-    written_segments: int = 0
-    dropped: int = 0
-    errors: int = 0
-    corrupt: int = 0
-    memory_restored_bytes: int = 0
-    memory_restored_s: float = 0.0
-    disk_restored_bytes: int = 0
-    disk_restored_s: float = 0.0
-    disk: KeeperStats | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -229,8 +208,12 @@ class Store:
             return True
         number, why = filled.bad
         bad = chain[number]
-        logger.warning("segment %s cannot be used: %s", bad.segment.id, why)
-        self._num_corrupt += 1
+        if isinstance(why, FileNotFoundError):
+            # Somebody has deleted it; or it was known by another row's pin, and that row has gone.
+            logger.info("segment %s is gone: %s", bad.segment.id, why)
+        else:
+            logger.warning("segment %s cannot be used: %s", bad.segment.id, why)
+            self._num_corrupt += 1
         self._memory.forget(bad)
         if self._keeper is not None and links[number].buffers is None:
             with suppress(KeeperAway):

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lanes.lane import EngineGauges
 from scheduler.metrics import Metrics, Readings
-from store.store import StoreStats
+from store.stats import StoreStats
 
 
 def series() -> set[str]:

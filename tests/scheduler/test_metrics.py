@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lanes.lane import EngineGauges, ModelInfo, StepResult
 from scheduler.metrics import OUTCOMES, Metrics, Readings
 from store.keeping import KeeperStats
-from store.store import StoreStats
+from store.stats import StoreStats
 
 GAUGES = EngineGauges(
     slots=8,

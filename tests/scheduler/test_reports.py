@@ -7,7 +7,7 @@ import trio
 from scheduler import reports, top_frame
 from scheduler.bars import BLOCKS
 from store.keeping import KeeperStats
-from store.store import StoreStats
+from store.stats import StoreStats
 from tests.scheduler.echo_daemon import echo_daemon, in_trio
 
 

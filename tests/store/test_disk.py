@@ -155,6 +155,7 @@ async def test_a_file_that_is_cut_gone_or_has_a_damaged_header_is_a_miss(kind: s
         assert not await store.fill(found, ANYWHERE.memory(found.recall))
         assert (await recall(store, ANYWHERE, range(80))).tokens == 0
         found.release()
+        assert store.stats().corrupt == (what != "gone")
 
 
 @KINDS
