@@ -36,37 +36,37 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _ask(argv: Sequence[str]) -> int:
-    from scheduler import ask
+    from scheduler.commands import ask
 
     return ask.main(argv)
 
 
 def _status(argv: Sequence[str]) -> int:
-    from scheduler import status
+    from scheduler.commands import status
 
     return status.main(argv)
 
 
 def _inspect(argv: Sequence[str]) -> int:
-    from scheduler import inspect
+    from scheduler.commands import inspect
 
     return inspect.main(argv)
 
 
 def _top(argv: Sequence[str]) -> int:
-    from scheduler import top
+    from scheduler.commands import top
 
     return top.main(argv)
 
 
 def _bench(argv: Sequence[str]) -> int:
-    from scheduler import bench
+    from scheduler.commands import bench
 
     return bench.main(argv)
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from scheduler import doctor
+    from scheduler.commands import doctor
 
     return doctor.main(argv)
 
@@ -78,25 +78,25 @@ def _gateway(argv: Sequence[str]) -> int:
 
 
 def _demo(argv: Sequence[str]) -> int:
-    from scheduler import demo
+    from scheduler.commands import demo
 
     return demo.main(argv)
 
 
 def _store(argv: Sequence[str]) -> int:
-    from scheduler import store_commands
+    from scheduler.commands import store_commands
 
     return store_commands.main(argv)
 
 
 def _install_service(argv: Sequence[str]) -> int:
-    from scheduler import install
+    from scheduler.commands import install
 
     return install.install(argv)
 
 
 def _uninstall_service(argv: Sequence[str]) -> int:
-    from scheduler import install
+    from scheduler.commands import install
 
     return install.uninstall(argv)
 

@@ -41,7 +41,7 @@ ALSO = {
     "lanes/load.py": {"transformers", "tokenizers", "jinja2"},
     "lanes/sources.py": {"huggingface_hub"},
     "scheduler/loading.py": {"lanes"},
-    "scheduler/plot.py": {"matplotlib"},
+    "scheduler/commands/plot.py": {"matplotlib"},
 }
 # The scheduler imports those of the first lines; the BLAS has to be in place before MLX is.
 WITHOUT_MLX = {
@@ -55,6 +55,8 @@ WITHOUT_MLX = {
     "lanes/machine.py",
 }
 MLX = {"mlx", "mlx_lm"}
+# Who may know of the commands: a daemon does not.
+COMMANDS, KNOW_COMMANDS = "scheduler.commands", ("scheduler/commands/", "scheduler/cli.py")
 # A model's class is found by the name in its config.
 IMPORTS_BY_NAME = {"lanes/load.py"}
 
@@ -94,11 +96,12 @@ def wrong_arrows(path: str, source: str) -> list[str]:
             allowed |= names
     if path in WITHOUT_MLX:
         allowed -= MLX
+    forbidden = set() if path.startswith(KNOW_COMMANDS) else {COMMANDS}
     tree = ast.parse(source)
     found = [
         f"{path}:{line} imports {names[0]}"
         for line, names in imported(tree)
-        if not any(is_in(name, allowed) for name in names)
+        if not any(is_in(name, allowed) for name in names) or any(is_in(name, forbidden) for name in names)
     ]
     if path not in IMPORTS_BY_NAME:
         found += [f"{path}:{line} imports by a name" for line in imports_by_name(tree)]
@@ -186,6 +189,8 @@ def test_the_scheduler_is_there_without_mlx() -> None:
         ("scheduler/loop.py", "import numpy"),
         ("scheduler/loading.py", "import mlx.core"),
         ("scheduler/loop.py", "import starlette"),
+        ("scheduler/loop.py", "from scheduler import commands"),
+        ("scheduler/loop.py", "from scheduler.commands.status import show"),
         ("scheduler/gateway/app.py", "from scheduler.service import Service"),
         ("scheduler/gateway/app.py", "from lanes.lane import Step"),
         ("scheduler/gateway/app.py", "import store.framing"),
@@ -209,6 +214,7 @@ def test_a_wrong_arrow_is_seen(path: str, source: str) -> None:
         ("lanes/gguf/vocabulary.py", "import tokenizers"),
         ("scheduler/loop.py", "from lanes import lane\nfrom lanes.lane import Step\nimport trio\nimport store.framing"),
         ("scheduler/loading.py", "from lanes.build import build_engine"),
+        ("scheduler/cli.py", "from scheduler.commands import ask"),
         ("scheduler/gateway/app.py", "from scheduler.client import Client\nimport starlette.routing\nimport trio"),
     ],
 )

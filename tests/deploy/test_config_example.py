@@ -5,14 +5,14 @@ import tomllib
 
 import pytest
 
-from scheduler import reference
+from scheduler.commands import reference
 from scheduler.configuration import read_config
 from scheduler.option import Option
 from scheduler.options import OPTIONS
 from tests.deploy.folder import DEPLOY
 
 EXAMPLE = DEPLOY / "config.example.toml"
-AGAIN = "run `python -m scheduler.reference`"
+AGAIN = "run `python -m scheduler.commands.reference`"
 
 
 def test_the_example_and_the_page_are_up_to_date() -> None:

@@ -28,7 +28,7 @@ from lanes.lane import LaneSettings, RowSpec, Sampling
 from lanes.load import LoadedModel, load
 from lanes.solo import RowMaker
 from lanes.sources import HYBRID_FOLDER, HYBRID_NAME, locate
-from scheduler.demo import HYBRID_PROMPTS
+from scheduler.commands.demo import HYBRID_PROMPTS
 from tests.lanes.driver import Driver, engine_for
 from tests.lanes.tiny import alone
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import trio
 
-from scheduler import reports, top_frame
-from scheduler.bars import BLOCKS
+from scheduler import reports
+from scheduler.commands import top_frame
+from scheduler.commands.bars import BLOCKS
 from store.keeping import KeeperStats
 from store.stats import StoreStats
 from tests.scheduler.echo_daemon import echo_daemon, in_trio

@@ -75,7 +75,7 @@ async def running(model: str, folder: Path, num_rows: int) -> AsyncIterator[Demo
     # It is gone with the demo, so that it may take what is left on a full disk, too.
     command += ["--store", str(folder / "store"), "--store-max", "2GiB", "--store-min-free", "0"]
     # The same code as ours, wherever it is installed and whatever lies in the current folder.
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     async with await trio.open_file(log, "wb") as file:
         process = await trio.lowlevel.open_process(

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scheduler import configuration
-from scheduler.bench_run import (
+from scheduler.commands.bench_run import (
     NotTogether,
     PromptFigures,
     RowsFigures,
@@ -27,12 +27,12 @@ from scheduler.bench_run import (
     obstacle,
     warm_up,
 )
-from scheduler.inspect import OPTIONS
+from scheduler.commands.inspect import OPTIONS
+from scheduler.commands.status import size_of
+from scheduler.commands.surroundings import load_and_cores
+from scheduler.commands.top_frame import seconds
 from scheduler.log import printable
 from scheduler.service import Service
-from scheduler.status import size_of
-from scheduler.surroundings import load_and_cores
-from scheduler.top_frame import seconds
 from scheduler.usage import Parser, UsageError
 
 # What of `laned serve` decides how fast it is; --rows says how many there are.
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             show(report, Console(file=sys.stdout))
         if flags.plot:
-            from scheduler.plot import draw
+            from scheduler.commands.plot import draw
 
             draw(report, Path(flags.plot))
     return 130 if interrupted else 0
@@ -166,7 +166,7 @@ def _check_plot(path: str) -> None:
     if not Path(path).absolute().parent.is_dir():
         raise UsageError(f"--plot {path}: there is no such folder.")
     try:
-        import scheduler.plot  # noqa: F401 (whether it can be imported)
+        import scheduler.commands.plot  # noqa: F401 (whether it can be imported)
     except ImportError:
         raise UsageError(
             "--plot needs matplotlib: install laned[plot], or `uv run --extra plot laned bench`."

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lanes.geometry import RowGeometry
 from scheduler.budget import Budget
-from scheduler.inspect import rows, rows_that_fit, show
+from scheduler.commands.inspect import rows, rows_that_fit, show
 from scheduler.usage import UsageError
 from tests.lanes.gguf import models
 from tests.scheduler.fake_engine import INFO

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.live import Live
 
 from scheduler.client import Client, ClientError
-from scheduler.demo_daemon import DemoDaemon, running
-from scheduler.demo_restart import Turn, first_turn, next_turn
-from scheduler.demo_table import Row, answers_of, table_of
+from scheduler.commands.demo_daemon import DemoDaemon, running
+from scheduler.commands.demo_restart import Turn, first_turn, next_turn
+from scheduler.commands.demo_table import Row, answers_of, table_of
+from scheduler.commands.status import size_of
 from scheduler.log import printable
-from scheduler.status import size_of
 from scheduler.usage import CommandFailed, Parser
 
 # Short prompts: on a CPU they are processed at some 150 tokens a second, and the show is the decoding.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scheduler import demo
-from scheduler.demo import _Outcome
-from scheduler.demo_restart import Turn
-from scheduler.demo_table import Row, answers_of, table_of
+from scheduler.commands import demo
+from scheduler.commands.demo import _Outcome
+from scheduler.commands.demo_restart import Turn
+from scheduler.commands.demo_table import Row, answers_of, table_of
 
 
 def row(text: str = "", num_tokens: int = 0, finish_reason: str | None = None, error: str | None = None) -> Row:

@@ -4,8 +4,8 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from scheduler import packages
-from scheduler.packages import check_packages, satisfies
+from scheduler.commands import packages
+from scheduler.commands.packages import check_packages, satisfies
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.bars import ASCII, BLOCKS, Glyphs
+from scheduler.commands.bars import ASCII, BLOCKS, Glyphs
+from scheduler.commands.top_frame import frame, seconds, store_parts
 from scheduler.recent import Recent
-from scheduler.top_frame import frame, seconds, store_parts
-from tests.scheduler.test_status import REPORT
+from tests.scheduler.commands.test_status import REPORT
 
 
 def report(num_slots: int = 3, **changed: Any) -> dict[str, Any]:

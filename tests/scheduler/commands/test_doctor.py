@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scheduler import doctor
-from scheduler.doctor import _Report, device_findings, show
-from scheduler.finding import Finding
+from scheduler.commands import doctor
+from scheduler.commands.doctor import _Report, device_findings, show
+from scheduler.commands.finding import Finding
 
 COMMAND = (sys.executable, "-m", "scheduler.cli", "doctor")
 RATES = {"float32": {"1 rows": 5.0, "8 rows": 30.0, "512 rows": 90.0}}

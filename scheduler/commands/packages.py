@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 
-from scheduler.finding import Finding
+from scheduler.commands.finding import Finding
 
 # Name, and the versions that will do; what only an extra asks for has a marker behind a semicolon.
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*([^;]*)$")

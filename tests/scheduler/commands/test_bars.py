@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.bars import ASCII, BLOCKS, Glyphs, curve, two_part_bar
+from scheduler.commands.bars import ASCII, BLOCKS, Glyphs, curve, two_part_bar
 
 amounts = st.floats(0, 1e6)
 every_kind = pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])

@@ -19,11 +19,11 @@ from rich.live import Live
 from rich.text import Text
 
 from scheduler import dial
-from scheduler.bars import ASCII, BLOCKS, Glyphs
 from scheduler.client import Client, ConnectionLost
-from scheduler.keys import single_keys, wait_for
+from scheduler.commands.bars import ASCII, BLOCKS, Glyphs
+from scheduler.commands.keys import single_keys, wait_for
+from scheduler.commands.top_frame import frame, seconds
 from scheduler.log import printable
-from scheduler.top_frame import frame, seconds
 from scheduler.usage import CommandFailed, Parser, UsageError
 
 Report = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """The reference of `laned serve`'s options, made from their one table: a file to start from, and a page to read.
 
-python -m scheduler.reference       writes deploy/config.example.toml and docs/options.md, in a clone
+python -m scheduler.commands.reference       writes deploy/config.example.toml and docs/options.md, in a clone
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler.options import OPTIONS
 _HEAD = """\
 # All options of `laned serve --config FILE`, with their defaults; what is commented out is as it stands there.
 # A flag of the same name goes first. A running daemon rereads the file on SIGHUP and takes what is marked [reload].
-# Made by `python -m scheduler.reference`.
+# Made by `python -m scheduler.commands.reference`.
 """
 
 _PAGE = """\
@@ -26,7 +26,8 @@ _PAGE = """\
 
 Each is a flag and a key of the file given with `--config`; a flag goes first, then the file, then the default. A
 running daemon rereads the file on SIGHUP and takes what is marked *reload*. An example with all of them:
-[deploy/config.example.toml](../deploy/config.example.toml). This page is made by `python -m scheduler.reference`.
+[deploy/config.example.toml](../deploy/config.example.toml). This page is made by
+`python -m scheduler.commands.reference`.
 """
 
 
@@ -74,7 +75,7 @@ def _default(option: Option) -> str:
 
 
 def main() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     (root / "deploy" / "config.example.toml").write_text(example(), encoding="utf-8")
     (root / "docs" / "options.md").write_text(page(), encoding="utf-8")
 

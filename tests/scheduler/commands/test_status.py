@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scheduler import status
+from scheduler.commands import status
 
 REPORT: dict[str, Any] = {
     "version": "0.1.0",

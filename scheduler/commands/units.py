@@ -1,5 +1,5 @@
 """The service manager's files for this machine: those of deploy/, with this machine's paths and the options that were
-given. Nothing is written here; scheduler/install.py does that.
+given. Nothing is written here; scheduler/commands/install.py does that.
 
     system   /etc/systemd/system, and the user `laned`     /Library/LaunchDaemons
     user     ~/.config/systemd/user                        ~/Library/LaunchAgents
@@ -160,7 +160,7 @@ def _read(path: Path) -> str:
 
 def _templates() -> Path:
     """deploy/ of a clone, or its copy in an installed package."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     return next(folder for folder in (here / "deploy", here.parent / "deploy") if folder.is_dir())
 
 

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 import trio
 
-from scheduler import surroundings
-from scheduler.finding import Finding
-from scheduler.surroundings import check_daemon, check_descriptors, check_load, check_memory, check_socket, free_bytes
+from scheduler.commands import surroundings
+from scheduler.commands.finding import Finding
+from scheduler.commands.surroundings import (
+    check_daemon,
+    check_descriptors,
+    check_load,
+    check_memory,
+    check_socket,
+    free_bytes,
+)
+from tests.scheduler.commands.test_status import REPORT
 from tests.scheduler.echo import serving
-from tests.scheduler.test_status import REPORT
 
 
 def levels(findings: object) -> list[str]:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import trio
 
-from scheduler import top
+from scheduler.commands import top
 from scheduler.connection import Limits, serve_connection
 from scheduler.listener import accept, listen
+from tests.scheduler.commands.test_top_frame import report
 from tests.scheduler.echo import EchoService, serving
-from tests.scheduler.test_top_frame import report
 from tests.scheduler.trio_test import trio_test, until
 
 
@@ -169,7 +169,7 @@ def test_a_mistake_is_told_in_a_sentence(flags: list[str], status: int, hint: st
 
 
 def test_keys_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scheduler.keys import wait_for
+    from scheduler.commands.keys import wait_for
 
     read, write = os.pipe()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import disk
-from scheduler.disk import check_store, rate
+from scheduler.commands import disk
+from scheduler.commands.disk import check_store, rate
 
 Usage = namedtuple("Usage", "total used free")
 

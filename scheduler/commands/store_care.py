@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from scheduler.status import size_of
-from scheduler.store_commands import parser
-from scheduler.store_listing import Listing, folder_of, listing
+from scheduler.commands.status import size_of
+from scheduler.commands.store_commands import parser
+from scheduler.commands.store_listing import Listing, folder_of, listing
 from scheduler.usage import CommandFailed, UsageError
 from scheduler.values import size
 from store.format import CorruptSegment

@@ -14,8 +14,8 @@ import pytest
 import trio
 from rich.console import Console
 
-from scheduler import plot
-from scheduler.bench import _store_of_its_own, main, show
+from scheduler.commands import plot
+from scheduler.commands.bench import _store_of_its_own, main, show
 from scheduler.options import Options
 from scheduler.service import Service
 from scheduler.usage import UsageError

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scheduler.commands.status import duration, size_of
+from scheduler.commands.store_listing import SHORT_ID, Line, Listing
 from scheduler.log import printable
-from scheduler.status import duration, size_of
-from scheduler.store_listing import SHORT_ID, Line, Listing
 from store.checkpoint import TensorSpec
 from store.files import FILES
 

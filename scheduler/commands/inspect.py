@@ -13,8 +13,8 @@ from lanes.geometry import RowGeometry
 from lanes.lane import ModelInfo
 from scheduler import configuration
 from scheduler.budget import Budget
+from scheduler.commands.status import size_of
 from scheduler.log import printable
-from scheduler.status import size_of
 from scheduler.usage import Parser, UsageError
 
 Line = tuple[str, str]

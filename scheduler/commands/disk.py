@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler.finding import Finding
-from scheduler.status import size_of
+from scheduler.commands.finding import Finding
+from scheduler.commands.status import size_of
 
 # Enough to be told from what a disk's own memory takes, little enough to be done with in a moment.
 TRIAL_BYTES = 128 << 20

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
-from scheduler.bars import Glyphs, curve, two_part_bar
+from scheduler.commands.bars import Glyphs, curve, two_part_bar
+from scheduler.commands.status import duration, size_of
 from scheduler.log import printable
-from scheduler.status import duration, size_of
 
 Report = Mapping[str, Any]
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scheduler import configuration
+from scheduler.commands.units import STORE, File, Machine, Plan, plan
 from scheduler.options import OPTIONS
-from scheduler.units import STORE, File, Machine, Plan, plan
 from scheduler.usage import CommandFailed, Parser, UsageError
 
 # Options whose value is a path, and those where it is one if there is such a file. A service starts in another folder

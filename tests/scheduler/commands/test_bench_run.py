@@ -6,8 +6,9 @@ import pytest
 import trio
 
 from lanes.geometry import RowGeometry
-from scheduler import bench_run
-from scheduler.bench_run import (
+from scheduler.budget import Budget
+from scheduler.commands import bench_run
+from scheduler.commands.bench_run import (
     ENDLESS_TOKENS,
     NotTogether,
     measure_prompt,
@@ -17,7 +18,6 @@ from scheduler.bench_run import (
     random_prompt,
     warm_up,
 )
-from scheduler.budget import Budget
 from scheduler.usage import CommandFailed
 from tests.scheduler.echo_daemon import echo_daemon, in_trio
 from tests.scheduler.fake_engine import INFO

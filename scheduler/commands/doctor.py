@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scheduler import dial, disk, packages, surroundings
-from scheduler.finding import Finding
+from scheduler import dial
+from scheduler.commands import disk, packages, surroundings
+from scheduler.commands.finding import Finding
+from scheduler.commands.status import size_of
+from scheduler.commands.top_frame import seconds
 from scheduler.listener import default_socket_path
 from scheduler.log import printable
-from scheduler.status import size_of
-from scheduler.top_frame import seconds
 from scheduler.usage import CommandFailed, Parser
 
 STYLES = {
@@ -161,7 +162,7 @@ def _examine(report: _Report, socket: str | None, store: str | None, blas: str, 
     if store is not None:
         report.begin("store")
         found.extend(disk.check_store(Path(store).expanduser()))
-    from scheduler.diagnosis import diagnose
+    from scheduler.commands.diagnosis import diagnose
 
     def take(part: str, told: Any) -> None:
         if part == "device":

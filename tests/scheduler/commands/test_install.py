@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import install
-from scheduler.units import MARK, Machine, plan, systemd_word
+from scheduler.commands import install
+from scheduler.commands.units import MARK, Machine, plan, systemd_word
 
 LINUX = Machine(
     laned=("/opt/laned/bin/laned",),
-    templates=Path(__file__).parents[2] / "deploy",
+    templates=Path(__file__).parents[3] / "deploy",
     home=Path("/home/ada"),
     config_home=Path("/home/ada/.config"),
 )
@@ -110,7 +110,7 @@ def laned(home: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "HOME": str(home), "PATH": f"{home}/bin:{os.environ['PATH']}"}
     environment.pop("XDG_CONFIG_HOME", None)
     command = [sys.executable, "-m", "scheduler.cli", *argv]
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     environment["PYTHONPATH"] = root
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, timeout=60, check=False)
 

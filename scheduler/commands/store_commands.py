@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from scheduler.store_listing import folder_of, listing
-from scheduler.store_tables import show_listing, show_segment
+from scheduler.commands.store_listing import folder_of, listing
+from scheduler.commands.store_tables import show_listing, show_segment
 from scheduler.usage import Parser, UsageError, nearest
 
 USUAL_CHAINS = 20
@@ -94,25 +94,25 @@ def add_id(options: argparse.ArgumentParser) -> None:
 
 
 def _verify(argv: Sequence[str]) -> int:
-    from scheduler import store_care
+    from scheduler.commands import store_care
 
     return store_care.verify(argv)
 
 
 def _gc(argv: Sequence[str]) -> int:
-    from scheduler import store_care
+    from scheduler.commands import store_care
 
     return store_care.gc(argv)
 
 
 def _rm(argv: Sequence[str]) -> int:
-    from scheduler import store_care
+    from scheduler.commands import store_care
 
     return store_care.rm(argv)
 
 
 def _serve(argv: Sequence[str]) -> int:
-    from scheduler import store_serve
+    from scheduler.commands import store_serve
 
     return store_serve.main(argv)
 

@@ -13,10 +13,10 @@ from typing import Any
 import trio
 
 from scheduler.client import Client, ClientError
-from scheduler.finding import Finding
+from scheduler.commands.finding import Finding
+from scheduler.commands.status import duration, size_of
 from scheduler.listener import MAX_CONNECTIONS, SocketUnavailable, check_path
 from scheduler.log import printable
-from scheduler.status import duration, size_of
 
 # Less memory than this, free, and not even a small model runs beside what runs already.
 LEAST_FREE_BYTES = 2 << 30
