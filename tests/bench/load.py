@@ -16,6 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from rich.console import Console
 from lanes.blas import preload
 from scheduler.answer import RequestError
 from scheduler.client import Client
-from tests.bench.clients import of_daemon
+from tests.bench.clients import ask_all, of_daemon
 from tests.bench.harness import Bench, bench
 from tests.bench.serve import Server, process, same_blas
 from tests.bench.stories import Story
@@ -36,6 +38,11 @@ GOOD_S = 5.0
 LEVELS = (0.5, 0.8, 0.95, 1.2)
 # One in so many clients of a soak goes away in the middle of its answer.
 VANISH_ONE_IN = 10
+FLAGS = {
+    "plot": "write a picture of it",
+    "soak": "run for so many minutes",
+    "socket": "of a daemon that is there already, with eight rows",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,36 +192,43 @@ async def soak(run: Bench, path: Path, per_s: float, minutes: float) -> None:
     run.add(case, "failed", "requests", [sum(each not in ("done", "vanished", "overloaded") for each in failed)])
 
 
+@contextmanager
+def daemon(run: Bench) -> Iterator[Path]:
+    """Its socket, once it has answered: the one that is there, or one of our own."""
+    if socket := run.flags["socket"]:
+        ask_all(of_daemon(Path(socket)), ["Hello"], 4, lambda part: None)
+        yield Path(socket)
+        return
+    report = preload()
+    run.blas = report.sentence
+    same_blas(report)
+    with tempfile.TemporaryDirectory(prefix="laned-bench-") as folder:
+        path, log = Path(folder, "laned.sock"), Path(folder, "daemon.log")
+        command = ["scheduler.cli", "serve", "--model", "demo", "--socket", str(path)]
+        command += ["--max-rows", str(ROWS), "--max-queue", str(QUEUE), "--num-draft-tokens", "0"]
+        with process(command, log) as started:
+            Server(started, log, of_daemon(path)).wait_ready("Hello")
+            yield path
+
+
 def main() -> None:
-    with (
-        bench("load", __doc__ or "", flags={"plot": "write a picture of it", "soak": "run for so many minutes"}) as run,
-        tempfile.TemporaryDirectory(prefix="laned-bench-") as name,
-    ):
-        report = preload()
-        run.blas = report.sentence
-        same_blas(report)
-        folder = Path(name)
-        path = folder / "laned.sock"
-        daemon = ["scheduler.cli", "serve", "--model", "demo", "--socket", str(path)]
-        daemon += ["--max-rows", str(ROWS), "--max-queue", str(QUEUE), "--num-draft-tokens", "0"]
+    with bench("load", __doc__ or "", flags=FLAGS) as run, daemon(run) as path:
         seconds = 20.0 if run.quick else 60.0
-        with process(daemon, folder / "daemon.log") as started:
-            Server(started, folder / "daemon.log", of_daemon(path)).wait_ready("Hello")
-            capacity = trio.run(closed_loop, path, seconds)
-            prompts, answers = (f"{least} to {most}" for least, most in (PROMPT_TOKENS, ANSWER_TOKENS))
-            case = f"prompts of {prompts}, answers of {answers} tokens, {ROWS} rows"
-            run.add(case, "capacity", "requests/s", [capacity])
-            if run.flags["soak"]:
-                trio.run(soak, run, path, 0.8 * capacity, float(run.flags["soak"]))
-                return
-            levels = []
-            for seed, part in enumerate(LEVELS):
-                per_s = part * capacity
-                stories = trio.run(open_loop, path, per_s, seconds, 10 + seed)
-                levels.append(Level(per_s, seconds, stories))
-                book(run, f"{part:.0%} of capacity, {per_s:.2f} requests/s", levels[-1])
-            if run.flags["plot"]:
-                plot(levels, capacity, Path(run.flags["plot"]))
+        capacity = trio.run(closed_loop, path, seconds)
+        prompts, answers = (f"{least} to {most}" for least, most in (PROMPT_TOKENS, ANSWER_TOKENS))
+        case = f"prompts of {prompts}, answers of {answers} tokens, {ROWS} rows"
+        run.add(case, "capacity", "requests/s", [capacity])
+        if run.flags["soak"]:
+            trio.run(soak, run, path, 0.8 * capacity, float(run.flags["soak"]))
+            return
+        levels = []
+        for seed, part in enumerate(LEVELS):
+            per_s = part * capacity
+            stories = trio.run(open_loop, path, per_s, seconds, 10 + seed)
+            levels.append(Level(per_s, seconds, stories))
+            book(run, f"{part:.0%} of capacity, {per_s:.2f} requests/s", levels[-1])
+        if run.flags["plot"]:
+            plot(levels, capacity, Path(run.flags["plot"]))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,8 @@
 #!/bin/bash
-# Run as root inside a system that has just been started for it: the units of deploy/, as they stand there.
-# /opt/trial is a folder of the test's, /opt/clone this clone, /opt/venv and /opt/python its packages and its Python.
-exec 2> /opt/trial/errors
-set -e
-say() { printf '\n== %s\n' "$1"; }
+# What is asked of a daemon under its units, one thing after another.
+. /opt/trial/installed.sh
 
-mkdir -p /opt/laned/bin /etc/laned /etc/sysusers.d
-site=$(echo /opt/venv/lib/python3*/site-packages)
-cat > /opt/laned/bin/laned << END
-#!/bin/sh
-export LD_LIBRARY_PATH=/opt/python/lib PYTHONPATH=/opt/clone:$site PYTHONDONTWRITEBYTECODE=1
-exec /opt/python/bin/python3 -P -m scheduler.cli "\$@"
-END
-chmod 755 /opt/laned/bin/laned
-cp /opt/clone/deploy/systemd/laned*.s[eo]* /etc/systemd/system/
-cp /opt/clone/deploy/systemd/laned.sysusers /etc/sysusers.d/laned.conf
 printf 'model = "demo"\nmax_rows = 4\n' | tee /etc/laned/laned.toml > /etc/laned/small.toml
-systemd-sysusers
 chgrp -R laned /etc/laned
 # Shorter than any unit has it, for the test's sake; everything else is as it is installed.
 mkdir -p /run/systemd/system/laned.service.d
@@ -25,7 +11,6 @@ systemctl daemon-reload
 
 ask() { /opt/laned/bin/laned ask --raw --wait 300 --max-tokens 3 "$@"; }
 as_nobody() { setpriv --reuid=nobody --regid=nogroup "$@"; }
-show() { systemctl show "$1" --property="$2" --value; }
 
 systemctl start laned.socket
 set +e
