@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from lanes.batch import SlotCaches
+from lanes.boundary import remembers
 from lanes.choice import PROBE_LENGTHS, TOLERATED_DIFFERENCE, difference
 from lanes.decoder import Dispatched
 from lanes.lane import Sampling
@@ -22,12 +23,7 @@ from lanes.rounding import capacity_for
 from lanes.rows.slots import Slots
 from lanes.solo import RowMaker
 
-# Kinds of cache whose last tokens can be taken back. A ring has written over what it held, and recurrent state has no
-# way back.
-KINDS = frozenset({"kv", "qkv"})
 PROBE_TOKENS = (1, 2, 3)
-
-
 # Steps of a row, after one in which a draft stood, in which another is hoped for: where half of the rows do, steps are
 # read at once.
 PATIENCE_STEPS = 4
@@ -84,12 +80,12 @@ class Speculation:
         if not rows or len(table.rows) > self.weights_tokens:
             return {}
         longest = max(table.lengths) + 1
-        room = capacity_for(longest) - longest
+        room = min(capacity_for(longest) - longest, self.most_tokens)
         if self.context_tokens is not None:
             room = min(room, self.context_tokens - longest)
-        found = self._find(rows, min(self.most_tokens, room))
+        found = self._find(rows, room)
         chances = [self._lookups[row].chances[draft.ngram] for row, draft in found.items()]
-        width = best_width(chances, min(self.most_tokens, room), len(table.rows), self.weights_tokens)
+        width = best_width(chances, room, len(table.rows), self.weights_tokens)
         num_hoping = sum(self._patience.get(row, 0) > 0 for row in rows)
         self.wants_tokens = width > 0 or 2 * num_hoping >= len(table)
         for row in rows:
@@ -129,7 +125,8 @@ def why_none(make_row: RowMaker, cache_kinds: Iterable[str], weights_tokens: int
     """Why a batch lane of this model can have no drafts; None if it can."""
     if compiled:
         return "its steps are compiled for one token a row"
-    if others := sorted({kind for kind in cache_kinds if not KINDS.issuperset(kind.split("+"))}):
+    # A ring has written over what it held, and recurrent state has no way back.
+    if others := sorted({kind for kind in cache_kinds if remembers([kind]) != "anywhere"}):
         return f"tokens in a cache of kind {' and '.join(others)} cannot be taken back"
     if weights_tokens < 1:
         return "every token of a pass takes as long as reading the weights"

@@ -10,8 +10,8 @@ from store.keeping import KeeperStats
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """Counts since the start, and what is there now. dropped: segments that were to be kept and were not, wherever.
-    evicted: from memory. corrupt: segments on disk that could not be read back, though they were
-    there. disk: None without a keeper."""
+    evicted: from memory. corrupt: segments on disk that could not be read back, though they were there. disk: None
+    without a keeper."""
 
     memory_bytes: int = 0
     memory_segments: int = 0
