@@ -32,16 +32,27 @@ Allow = Callable[[tuple[int | None, ...], Mapping[int, int], int], np.ndarray[An
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """Tokens of prompts that the device has been given to process, and the host's time for that."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+NOTHING = Queued()
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatched:
     """A step under way: its rows by slot as they were then (None: a free slot), and their tokens, int32 [slots].
 
-    behind_tokens: prompt tokens that the device has to process before this step. runs: of a step with drafts, which has
-    been waited for, all tokens by slot, the last of which are those in `tokens`.
+    behind: what the device has to do before this step. runs: of a step with drafts, which has been waited for, all
+    tokens by slot, the last of which are those in `tokens`.
     """
 
     rows: tuple[int | None, ...]
     tokens: mx.array
-    behind_tokens: int
+    behind: Queued
     scored: Scored | None = None
     runs: Sequence[Sequence[int]] | None = None
 
@@ -140,9 +151,9 @@ class Decoder:
         self.last = self._drawing = None
 
     def dispatch(
-        self, behind_tokens: int = 0, allow: Allow | None = None, drafts: Mapping[int, Sequence[int]] | None = None
+        self, behind: Queued = NOTHING, allow: Allow | None = None, drafts: Mapping[int, Sequence[int]] | None = None
     ) -> Dispatched:
-        """Begin a step of all rows, of which there is at least one; behind_tokens is only noted. allow is asked for the
+        """Begin a step of all rows, of which there is at least one; behind is only noted. allow is asked for the
         grammars' masks while the forward pass runs. drafts: what may follow the inputs of some rows, all of which take
         the likeliest token as it is; a step with any is waited for."""
         if not self._entering:
@@ -176,7 +187,7 @@ class Decoder:
         mx.async_eval(tokens, *(scored.arrays if scored else ()))
         self.caches.end_step(None if runs is None else [len(run) for run in runs])
         self._entering.clear()
-        self.last = Dispatched(rows, tokens, behind_tokens, scored, runs)
+        self.last = Dispatched(rows, tokens, behind, scored, runs)
         return self.last
 
     def _drawn_before(self, rows: tuple[int | None, ...]) -> dict[int, int]:

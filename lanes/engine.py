@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from lanes.adapters import Adapters
 from lanes.adopt import adopt
-from lanes.decoder import Decoder, Dispatched
+from lanes.cuda_carrier import device_carrier
+from lanes.decoder import NOTHING, Decoder, Dispatched, Queued
 from lanes.grammar import GrammarError, Grammars
 from lanes.lane import (
     Adapter,
@@ -86,15 +87,16 @@ class MlxEngine:
         self.grammars = grammars
         self.adapters = adapters or Adapters(make_row.model)
         self.speculation = speculation
-        self.memory = RowMemory(make_row, info.remembers)
+        self.memory = RowMemory(make_row, info.remembers, device_carrier())
         self._prompts: dict[int, Prefill] = {}
         self._aside: dict[int, Aside] = {}
         self._unread: Dispatched | None = None
         self._held_back: tuple[Chunk, tuple[int, ...]] | None = None
         self._failures: list[tuple[int, str]] = []
         self._step_failed_before = False
-        self._queued_tokens = 0
+        self._queued = NOTHING
         self._untold_since_s: float | None = None
+        self._queueing_s = 0.0  # since then
         mx.set_cache_limit(MLX_CACHE_LIMIT_BYTES)
 
     def step(self, step: Step) -> StepResult:
@@ -141,30 +143,35 @@ class MlxEngine:
             waiting_for = self._begin_chunk(step.chunk, step.sharing)
         tokens: list[tuple[int, int]] = []
         logprobs: list[tuple[int, Logprob]] = []
-        chunk_tokens = 0
+        chunks: list[Queued] = []
         if ended:
             tokens, logprobs = self._read(ended)
-            chunk_tokens = sum(each.behind_tokens for each in ended)
+            chunks = [each.behind for each in ended]
         elif step.chunk and not begun:
             self._prompt((step.chunk.row_id, *step.sharing), lambda: mx.eval(waiting_for))
-            chunk_tokens, self._queued_tokens = self._queued_tokens, 0
+            chunks, self._queued = [self._queued], NOTHING
         now_s = time.perf_counter()
+        # What queueing a chunk took the host is told with the chunk, not with a step that it was queued behind.
+        seconds = now_s - began_s - self._queueing_s + sum(each.seconds for each in chunks)
         is_told = bool(ended or (step.chunk and not begun))
         is_left = self._unread is not None or self._held_back is not None
         self._untold_since_s = (now_s if is_told else began_s) if is_left else None
+        if is_told or not is_left:
+            self._queueing_s = 0.0
         for row_id, _ in self._failures:
             self._forget(row_id)
         return StepResult(
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
             failures=tuple(self._failures),
-            seconds=now_s - began_s,
+            seconds=seconds,
             rows_decoded=ended[-1].num_rows if ended else 0,
-            chunk_tokens=chunk_tokens,
+            chunk_tokens=sum(each.tokens for each in chunks),
             rows=len(self.decoder),
             in_flight=self._unread is not None,
             frozen=tuple(frozen),
             destinations=destinations,
+            saved_bytes=self.memory.saved_bytes,
             drafted_tokens=num_drafted,
             accepted_tokens=num_accepted,
         )
@@ -279,7 +286,7 @@ class MlxEngine:
 
     def _dispatch(self) -> Dispatched | None:
         """Begin a step of the merged rows."""
-        queued, self._queued_tokens = self._queued_tokens, 0
+        queued, self._queued = self._queued, NOTHING
         grammars = self.grammars
         drafts = self.speculation.draft(self.decoder.caches.table) if self.speculation else {}
         if grammars is None or not grammars.concern(self.decoder.caches.table.rows):
@@ -317,7 +324,7 @@ class MlxEngine:
         prompts = [self._prompts[row_id] for row_id in row_ids if row_id in self._prompts]
         if not prompts:
             return []
-        before = sum(prompt.processed for prompt in prompts)
+        began_s, before = time.perf_counter(), sum(prompt.processed for prompt in prompts)
         with self.adapters.of_rows([prompt.spec.row_id for prompt in prompts]):
             if sharing:
                 begun = self._prompt(row_ids, lambda: dispatch_together(self.make_row, prompts))
@@ -325,7 +332,9 @@ class MlxEngine:
                 begun = self._prompt(row_ids, lambda: prompts[0].dispatch(chunk))
         if begun and chunk.save and prompts[0].spec.row_id == chunk.row_id:
             begun += self.memory.save(chunk.row_id, prompts[0].caches, chunk.stop)
-        self._queued_tokens += sum(prompt.processed for prompt in prompts) - before
+        tokens, seconds = sum(prompt.processed for prompt in prompts) - before, time.perf_counter() - began_s
+        self._queued = Queued(self._queued.tokens + tokens, self._queued.seconds + seconds)
+        self._queueing_s += seconds
         return begun or []
 
     def _prompt(self, row_ids: tuple[int, ...], work: Callable[[], T]) -> T | None:

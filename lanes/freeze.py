@@ -25,9 +25,12 @@ from typing import Any
 import mlx.core as mx
 
 from lanes.boundary import Saved
-from lanes.rows.held import Held, copied_columns
+from lanes.rows.held import Held, columns
 from lanes.rows.runs import cut, joined, ranges_of
 from store.checkpoint import Part, Range, TensorSpec
+
+# A copy of its own for each array is a launch and memory of its own for each; larger ones find no memory to use again.
+GROUP_BYTES = 16 << 20
 
 Tensors = list[tuple[TensorSpec, mx.array]]
 
@@ -43,15 +46,38 @@ def freeze(row: Sequence[Held], saved: Saved, start: int, stop: int, anywhere: b
         if held.ring is not None:
             sources += saved.rings.get(held.place, [])
             ranges = cut(joined(r for at in boundaries or () for r in ranges_of(held.ring.runs(at))), start, stop)
-        tensors += _named(held, copied_columns(sources, ranges), ranges=ranges)
+        tensors += _named(held, columns(sources, ranges), ranges=ranges)
     for at in boundaries or ():
         for held in saved.state.get(at, row):
             if held.runs is None:
-                own = [None if array is None else mx.contiguous(array) for array in held.arrays]
-                tensors += _named(held, own, at=at)
-    content: list[Any] = [array.flatten().view(mx.uint8) for _, array in tensors]
+                tensors += _named(held, held.arrays, at=at)
+    return Part(start, stop, boundaries, tuple(spec for spec, _ in tensors), _copied([a for _, a in tensors]))
+
+
+def _copied(arrays: Sequence[mx.array]) -> tuple[memoryview, ...]:
+    """The bytes of each array, in memory of their own."""
+    groups = _alike(arrays)
+    # What is joined is copied, be it with nothing.
+    together = [mx.concatenate([*(arrays[i] for i in group), arrays[group[0]][:0]]) for group in groups]
+    content: list[Any] = [array.flatten().view(mx.uint8) for array in together]
     mx.eval(content)
-    return Part(start, stop, boundaries, tuple(spec for spec, _ in tensors), tuple(map(memoryview, content)))
+    copies: dict[int, memoryview] = {}
+    for group, array in zip(groups, content, strict=True):
+        view = memoryview(array)
+        nbytes = view.nbytes // len(group)
+        copies |= {index: view[at * nbytes : (at + 1) * nbytes] for at, index in enumerate(group)}
+    return tuple(copies[index] for index in range(len(arrays)))
+
+
+def _alike(arrays: Sequence[mx.array]) -> list[list[int]]:
+    """Which arrays are copied by one operation: those of one shape and type, up to GROUP_BYTES of them."""
+    groups: dict[tuple[tuple[int, ...], mx.Dtype], list[list[int]]] = {}
+    for index, array in enumerate(arrays):
+        of_kind = groups.setdefault((array.shape, array.dtype), [[]])
+        if of_kind[-1] and (len(of_kind[-1]) + 1) * array.nbytes > GROUP_BYTES:
+            of_kind.append([])
+        of_kind[-1].append(index)
+    return [group for of_kind in groups.values() for group in of_kind]
 
 
 def _named(

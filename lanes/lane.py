@@ -185,6 +185,7 @@ class StepResult:
     destinations: (row id, memory to be filled) of rows admitted with a Recall that is to be read; until Step.recalled
     tells of them, or they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive. ()
     where memory cannot be made, or what is known does not fit the model: that row is to begin with nothing.
+    saved_bytes: of all boundaries that rows have passed, which are held beside their caches until they leave.
     drafted_tokens, accepted_tokens: guessed for the step dispatched in this turn, and how many of those it has drawn.
     """
 
@@ -198,6 +199,7 @@ class StepResult:
     in_flight: bool = False
     frozen: tuple[tuple[int, Part], ...] = ()
     destinations: tuple[tuple[int, tuple[Destination, ...]], ...] = ()
+    saved_bytes: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -19,6 +19,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from lanes.cache_folder import cache_folder
+
 RENAMED = tuple(f"cblas_{kind}gemm" for kind in "sdcz")
 PREFIX = "scipy_"
 NAME = "libopenblas-laned.so"
@@ -34,7 +36,7 @@ def openblas_copy() -> Path:
     """Path of the copy, made now if there is none. Raises CopyError."""
     source = _packaged_library()
     digest = _digest(source)
-    for folder in (_cache_folder() / digest, None):
+    for folder in (cache_folder("blas") / digest, None):
         try:
             if folder is None:
                 folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))  # only this user can enter it
@@ -88,13 +90,6 @@ def _digest(source: Path) -> str:
         digest = hashlib.file_digest(file, "sha256")
     digest.update("\n".join(RENAMED).encode())
     return digest.hexdigest()[:32]
-
-
-def _cache_folder() -> Path:
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a path that is not absolute is to be ignored.
-    base = Path(configured) if os.path.isabs(configured) else Path(os.path.expanduser("~/.cache"))
-    return base / "laned" / "blas"
 
 
 def _is_ours(path: Path) -> bool:

@@ -16,7 +16,7 @@ from lanes.rows import held_alone
 from lanes.rows.held import Held
 from lanes.solo import RowMaker
 from lanes.thaw import Thaw
-from store.checkpoint import Destination, Part
+from store.checkpoint import Carrier, Destination, Part
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +24,13 @@ logger = logging.getLogger(__name__)
 class RowMemory:
     """Of all rows of an engine. What fails here ends no row: it is logged, and the row goes on without."""
 
-    def __init__(self, make_row: RowMaker, remembers: Remembers) -> None:
-        """remembers: see lanes.lane.ModelInfo."""
+    def __init__(self, make_row: RowMaker, remembers: Remembers, carrier: Carrier | None = None) -> None:
+        """remembers: see lanes.lane.ModelInfo. carrier: see lanes.thaw.Thaw."""
         self.make_row = make_row
+        self._carrier = carrier
         self.remembers = remembers
         self._saved: dict[int, Saved] = {}
+        self.saved_bytes = 0  # of all boundaries of all rows
         self._thaws: dict[int, Thaw] = {}
 
     @property
@@ -37,7 +39,7 @@ class RowMemory:
 
     @property
     def nbytes(self) -> int:
-        return sum(saved.nbytes for saved in self._saved.values()) + sum(t.nbytes for t in self._thaws.values())
+        return self.saved_bytes + sum(thaw.nbytes for thaw in self._thaws.values())
 
     def save(self, row_id: int, caches: Sequence[Any], at: int) -> list[mx.array]:
         """The row is at a boundary, with `at` tokens in caches of its own. Returns arrays that are being computed."""
@@ -49,7 +51,8 @@ class RowMemory:
         except Exception:
             logger.warning("row %d could not be saved at %d tokens", row_id, at, exc_info=True)
             self._saved.pop(row_id, None)  # some of it may be there without the rest
-            return []
+            begun = []
+        self._count()
         return begun
 
     def freeze(self, wanted: Freeze, row: Sequence[Held], length: int) -> Part:
@@ -64,7 +67,7 @@ class RowMemory:
         if spec.recall is None:
             return ()
         try:
-            thaw = Thaw(self.make_row(), spec.recall, len(spec.prompt))
+            thaw = Thaw(self.make_row(), spec.recall, len(spec.prompt), self._carrier)
         except Exception:
             logger.warning("row %d cannot be recalled", spec.row_id, exc_info=True)
             return ()
@@ -79,7 +82,12 @@ class RowMemory:
         """A row goes on from where another is."""
         if source in self._saved:
             self._saved[target] = self._saved[source].copy()
+            self._count()
 
     def forget(self, row_id: int) -> None:
-        self._saved.pop(row_id, None)
+        if self._saved.pop(row_id, None):
+            self._count()
         self._thaws.pop(row_id, None)
+
+    def _count(self) -> None:
+        self.saved_bytes = sum(saved.nbytes for saved in self._saved.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -19,10 +20,13 @@ from lanes.blank import blank
 from lanes.rows import rows_like
 from lanes.rows.columns import ColumnRows
 from lanes.rows.ssm import SSMRows
-from store.checkpoint import Destination, Recall, TensorSpec, columns_of
+from store.checkpoint import Carrier, Destination, Recall, TensorSpec, columns_of
 
 # As mlx-lm's caches grow.
 GROWTH_TOKENS = 256
+# Where a device's memory is filled by a carrier: so much is allocated at once, and taken twice while it is copied.
+SHARED_BYTES = 128 << 20
+ALIGNMENT = 512
 
 Place = tuple[int, ...]
 # What belongs into each cache, by its number there.
@@ -34,67 +38,114 @@ class Misfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
-    """Bytes for one array of shape [1, ...]."""
+class _Array:
+    """One array of shape [1, ...] that is to be filled, and how its bytes lie: see Destination."""
 
-    content: mx.array
+    place: Place
+    index: int
+    wanted: TensorSpec
     shape: tuple[int, ...]
-    dtype: str
+    head_bytes: int
 
-    def array(self) -> mx.array:
-        """The array, lazy."""
-        return self.content.view(getattr(mx, self.dtype)).reshape(self.shape)
+    @property
+    def nbytes(self) -> int:
+        return TensorSpec(self.wanted.name, self.wanted.dtype, self.shape).nbytes
+
+
+class _Memory:
+    """The bytes of some arrays: of one, whose own they become, or of several, which are copied out of them."""
+
+    def __init__(self, arrays: Sequence[_Array]) -> None:
+        self._arrays = arrays
+        self._starts = [*accumulate((-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0)]
+        self._content = blank(arrays[0].nbytes if len(arrays) == 1 else self._starts[-1])
+        content: Any = self._content
+        self._view = memoryview(content)
+
+    @property
+    def nbytes(self) -> int:
+        return self._content.nbytes
+
+    def destinations(self, carrier: Carrier | None) -> Iterator[Destination]:
+        for array, start in zip(self._arrays, self._starts, strict=False):
+            buffer = self._view[start : start + array.nbytes]
+            yield Destination(array.wanted, buffer, array.head_bytes, carrier)
+
+    def take(self) -> Iterator[tuple[Place, int, mx.array]]:
+        """Each array, lazy, with its place. Only they keep this memory then."""
+        self._view.release()
+        for each, start in zip(self._arrays, self._starts, strict=False):
+            content = self._content[start : start + each.nbytes] if len(self._arrays) > 1 else self._content
+            array = content.view(getattr(mx, each.wanted.dtype)).reshape((1, *each.shape))
+            # What is joined is copied, be it with nothing.
+            yield each.place, each.index, mx.concatenate([array, array[:0]]) if len(self._arrays) > 1 else array
+        del self._content
 
 
 class Thaw:
     """A row of which the first recall.tokens tokens are to be filled in."""
 
-    def __init__(self, empty: Sequence[Any], recall: Recall, prompt_tokens: int) -> None:
-        """empty: the row's caches with nothing in them. prompt_tokens: how many there will be at least.
+    def __init__(
+        self, empty: Sequence[Any], recall: Recall, prompt_tokens: int, carrier: Carrier | None = None
+    ) -> None:
+        """empty: the row's caches with nothing in them. prompt_tokens: how many there will be at least. carrier: what
+        brings bytes to this device's memory, where not whoever reads them writes there.
 
         Raises Misfit where recall.specs and the caches do not fit together.
         """
         self.tokens = recall.tokens
         self._room_tokens = -(-prompt_tokens // GROWTH_TOKENS) * GROWTH_TOKENS
         self._empty = empty
-        self._memory: dict[Place, dict[int, _Memory]] = {}
-        destinations: list[Destination] = []
+        arrays: list[_Array] = []
         specs = by_place(recall.specs)
         for place, cache in leaves(empty):
             for index, spec in sorted(specs.pop(place, {}).items()):
-                memory, destination = self._memory_for(cache, spec)
-                self._memory.setdefault(place, {})[index] = memory
-                destinations.append(destination)
+                arrays.append(self._array_for(cache, place, index, spec))
         if specs:
             raise Misfit(f"there is no cache for {sorted(specs)}")
-        self.destinations = tuple(destinations)
+        self._memory = [_Memory(group) for group in _groups(arrays, SHARED_BYTES if carrier else 0)]
+        self.destinations = tuple(each for memory in self._memory for each in memory.destinations(carrier))
 
     @property
     def nbytes(self) -> int:
-        return sum(memory.content.nbytes for arrays in self._memory.values() for memory in arrays.values())
+        return sum(memory.nbytes for memory in self._memory)
 
     def caches(self) -> list[Any]:
         """The row's caches, once all destinations are filled. Nobody may look at these any more."""
         for destination in self.destinations:
             destination.buffer.release()
-        arrays = {place: {i: m.array() for i, m in each.items()} for place, each in self._memory.items()}
-        mx.eval([list(each.values()) for each in arrays.values()])
+        arrays: Arrays = {}
+        while self._memory:
+            taken = list(self._memory.pop().take())
+            if len(taken) > 1:  # the memory that they are copied out of is free before more are
+                mx.eval([array for _, _, array in taken])
+            for place, index, array in taken:
+                arrays.setdefault(place, {})[index] = array
         # What is left of the memory is in these arrays alone: so it is written in place when the row goes on.
-        self._memory.clear()
+        mx.eval([list(each.values()) for each in arrays.values()])
         return filled_caches(self._empty, arrays, self.tokens)
 
-    def _memory_for(self, cache: Any, spec: TensorSpec) -> tuple[_Memory, Destination]:
+    def _array_for(self, cache: Any, place: Place, index: int, spec: TensorSpec) -> _Array:
         rows = rows_fitting(cache, spec)
-        wanted, shape = spec, spec.shape
-        if isinstance(rows, ColumnRows):
-            wanted = columns_of(spec, rows.held_ranges(self.tokens))
-            heads, columns, dim = wanted.shape
-            shape = (heads, columns if rows.ring else max(columns, self._room_tokens), dim)
-        nbytes = TensorSpec(spec.name, spec.dtype, shape).nbytes
-        content: Any = blank(nbytes)
-        buffer = memoryview(content)
-        head_bytes = nbytes // shape[0] if isinstance(rows, ColumnRows) else nbytes
-        return _Memory(content, (1, *shape), spec.dtype), Destination(wanted, buffer, head_bytes)
+        if not isinstance(rows, ColumnRows):
+            return _Array(place, index, spec, spec.shape, spec.nbytes)
+        wanted = columns_of(spec, rows.held_ranges(self.tokens))
+        heads, columns, dim = wanted.shape
+        shape = (heads, columns if rows.ring else max(columns, self._room_tokens), dim)
+        return _Array(place, index, wanted, shape, shape[1] * wanted.column_bytes)
+
+
+def _groups(arrays: Sequence[_Array], num_bytes: int) -> list[list[_Array]]:
+    """Those that share memory: so many bytes of them, or one if it is larger."""
+    groups: list[list[_Array]] = []
+    room = 0
+    for array in arrays:
+        if not groups or array.nbytes > room:
+            groups.append([])
+            room = num_bytes
+        groups[-1].append(array)
+        room -= array.nbytes
+    return groups
 
 
 def filled_caches(empty: Sequence[Any], arrays: Arrays, tokens: int) -> list[Any]:

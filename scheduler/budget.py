@@ -42,8 +42,9 @@ class Budget:
         together = self.geometry.lane_bytes(len(lengths), max(lengths, default=0))
         return together + sum(map(self.geometry.row_bytes, solo))
 
-    def fits(self, lane: Iterable[int], solo: Iterable[int]) -> bool:
-        return self.used_bytes(lane, solo) <= self.limit_bytes
+    def fits(self, lane: Iterable[int], solo: Iterable[int], beside_bytes: int = 0) -> bool:
+        """beside_bytes: what the rows have saved on their way."""
+        return self.used_bytes(lane, solo) + beside_bytes <= self.limit_bytes
 
     def admits_alone(self, tokens: int) -> bool:
         """Whether a row of so many tokens fits if it is alone, while it is merged: its own caches and a slot."""

@@ -3,7 +3,7 @@
 Each request under way is to have the same share of the device's time, decoding or being processed. So with n rows
 decoding, a prompt earns a second for every n that steps take, and spends what its chunks take. It may begin a chunk as
 long as it owes nothing: a short prompt is processed at once, and a long one takes no more from the rows than one more
-row would. Where nothing decodes nothing is owed.
+row would. Where nothing decodes nothing is owed. What is earned while others are processed is kept, up to a chunk.
 
 Of those that owe nothing, the prompt with the least left goes first. One that others have passed counts as that much
 shorter, so that each waits for no more than its own length of theirs.
@@ -17,6 +17,9 @@ from lanes.lane import Chunk
 from scheduler.rates import ChunkSize
 from scheduler.request import Request
 
+# What a step takes is measured where no chunk is beside it: one of so many is left alone, whatever is owed.
+STEPS_BESIDE_CHUNKS = 8
+
 
 class ChunkPlan:
     """shared_prompt_tokens: see lanes.lane.ModelInfo."""
@@ -24,19 +27,25 @@ class ChunkPlan:
     def __init__(self, chunk_size: ChunkSize, shared_prompt_tokens: int) -> None:
         self.chunk_size = chunk_size
         self.shared_prompt_tokens = shared_prompt_tokens
+        self._steps_beside = 0
 
     def next(self, prompts: Collection[Request], num_decoding: int) -> tuple[Chunk | None, tuple[int, ...]]:
         """The next chunk beside a step of so many rows, and the other short prompts that share its pass."""
         if num_decoding:
             for prompt in prompts:
-                prompt.credit_s += self.chunk_size.decode_s / num_decoding
+                earned_s = prompt.credit_s + self.chunk_size.decode_s / num_decoding
+                prompt.credit_s = min(earned_s, self.chunk_size.stall_s)
         ready = [prompt for prompt in prompts if prompt.credit_s >= 0 or not num_decoding]
         request = min(ready, key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
+        if num_decoding and (request is None or self._steps_beside >= STEPS_BESIDE_CHUNKS):
+            self._steps_beside = 0
+            return None, ()
         if request is None:
             return None, ()
+        self._steps_beside += num_decoding > 0
         most = self.chunk_size.tokens(rows_decoding=num_decoding > 0)
         sharing = self._sharing(request, ready, most)
-        size = request.num_prompt_left if sharing else self._size(request, most)
+        size = request.num_prompt_left if sharing else self._length(request, most)
         for other in prompts:
             if other is not request and other not in sharing:
                 other.num_passed_tokens += size * (1 + len(sharing))
@@ -47,13 +56,12 @@ class ChunkPlan:
         save = stop in request.boundaries and not sharing
         return Chunk(request.row_id, request.num_processed, stop, save), tuple(other.row_id for other in sharing)
 
-    def _size(self, request: Request, most_tokens: int) -> int:
-        """To where the prompt has to be stopped at, or to a multiple, or as far as it may go in one turn."""
+    def _length(self, request: Request, most_tokens: int) -> int:
+        """To where the prompt has to be stopped at, or as far as it may go in one turn."""
         start = request.num_processed
         if request.next_stop - start <= most_tokens:
             return request.next_stop - start
-        past_multiple = (start + most_tokens) % self.chunk_size.multiple
-        return most_tokens - past_multiple if past_multiple < most_tokens else most_tokens
+        return self.chunk_size.stop(start, most_tokens) - start
 
     def _sharing(self, first: Request, prompts: Collection[Request], most_tokens: int) -> list[Request]:
         """Other prompts, whole and short like the first, that fit into one pass with it when all are padded to the

@@ -35,7 +35,7 @@ from scheduler.metrics import Metrics, Readings
 from scheduler.notify import Notifier
 from scheduler.options import Options
 from scheduler.progress import LoadingStopped, LoadProgress
-from scheduler.rates import ChunkSize
+from scheduler.rates import make_chunk_size
 from scheduler.remembering import Remembering
 from scheduler.reread import reread
 from scheduler.scheduler import BatchScheduler
@@ -179,7 +179,7 @@ class Daemon:
         self.metrics = Metrics(self._readings)
         self.metrics.loaded(engine.info)
         budget = Budget.for_model(info, options.kv_cache_memory_bytes, memory_bytes(options, info))
-        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000, info.chunk_multiple)
+        chunk_size = make_chunk_size(options.prefill_step_size, options.max_stall_ms / 1000, info.chunk_multiple)
         scheduler = BatchScheduler(
             info.max_rows, options.max_queue, chunk_size, budget, info.shared_prompt_tokens, remembering
         )

@@ -54,6 +54,7 @@ class BatchScheduler:
         self._filling: dict[int, Request] = {}
         self._filled: list[tuple[Request, bool]] = []
         self._unread = False
+        self._saved_bytes = 0
 
     @property
     def num_waiting(self) -> int:
@@ -148,6 +149,7 @@ class BatchScheduler:
         It must be run to its end.
         """
         self._unread = result.in_flight
+        self._saved_bytes = result.saved_bytes
         self.chunk_size.observe(result)
         self.prompt_rate.observe(result)
         if self.remembering:
@@ -252,7 +254,7 @@ class BatchScheduler:
 
     def _set_aside(self) -> Iterator[int]:
         """The last in rank of the lane, as long as the next step would need more than there is; one stays."""
-        while len(self._merged) > 1 and not self.budget.fits(self._lane(), self._solo()):
+        while len(self._merged) > 1 and not self._fits(self._lane(), self._solo()):
             request = max(self._merged.values(), key=lambda request: request.rank)
             del self._merged[request.row_id]
             self._aside[request.row_id] = request
@@ -264,7 +266,7 @@ class BatchScheduler:
         for request in sorted(self._aside.values(), key=lambda request: request.rank):
             others = [other.length for other in self._aside.values() if other is not request]
             lane = [length + HEADROOM_TOKENS for length in (*self._lane(), request.length)]
-            if self._merged and not self.budget.fits(lane, [*self._prompt_lengths(), *others]):
+            if self._merged and not self._fits(lane, [*self._prompt_lengths(), *others]):
                 return
             del self._aside[request.row_id]
             self._merged[request.row_id] = request
@@ -297,7 +299,10 @@ class BatchScheduler:
         if self.num_prefilling + len(self._merged) >= self.max_rows:
             return False
         lane = [length + HEADROOM_TOKENS for length in (*self._lane(), *self._prompt_lengths(), request.length)]
-        return len(lane) == 1 or self.budget.fits(lane, [max(self._prompt_lengths(), default=request.length)])
+        return len(lane) == 1 or self._fits(lane, [max(self._prompt_lengths(), default=request.length)])
+
+    def _fits(self, lane: Iterable[int], solo: Iterable[int]) -> bool:
+        return self.budget.fits(lane, solo, self._saved_bytes)
 
     def _leaders(self) -> list[Request]:
         """Those whose prompts have to be processed."""

@@ -11,7 +11,9 @@ Arrays have no axis for rows here. Imports nothing of the project, and no MLX.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 # A token range [first, last).
 Range = tuple[int, int]
@@ -110,17 +112,41 @@ class Recall:
     mapped: Mapped | None = None
 
 
+class CarrierFailed(Exception):
+    """A device refuses what it is asked for."""
+
+
+class Carrier(Protocol):
+    """Takes bytes to memory that the host writes slowly, a device's. Several threads may use one. All raise
+    CarrierFailed."""
+
+    def expect(self, buffers: Sequence[memoryview]) -> None:
+        """These are going to be written to, by send()."""
+
+    def lend(self) -> memoryview:
+        """A block of host memory, writable, as soon as one is free. It is given back by send()."""
+
+    def send(self, block: memoryview, into: Sequence[memoryview]) -> None:
+        """Begin to copy the block's first bytes into these, one after the other."""
+
+    def finish(self) -> None:
+        """Return when all that was sent is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Memory that one array of a recalled row is to be read into: `wanted` says of what.
 
     buffer: its bytes, writable. Head h's column i of wanted.ranges starts at byte h * head_bytes + i *
     wanted.column_bytes, so head_bytes may be more than the columns of a head take. State takes the whole buffer.
+
+    carrier: what writes to it; None: whoever reads.
     """
 
     wanted: TensorSpec
     buffer: memoryview
     head_bytes: int
+    carrier: Carrier | None = None
 
 
 def columns_of(spec: TensorSpec, ranges: tuple[Range, ...]) -> TensorSpec:

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from store.checkpoint import Destination, TensorSpec
+from store.checkpoint import Carrier, Destination, TensorSpec
 from store.segment import Segment
 
 
@@ -32,13 +32,14 @@ class Missing(Exception):
 class Piece:
     """Consecutive bytes of one tensor, from `offset` on, and where they go, one after the other.
 
-    link: the segment's place in the chain; tensor: its place in segment.tensors.
+    link: the segment's place in the chain; tensor: its place in segment.tensors. carrier: the destination's.
     """
 
     link: int
     tensor: int
     offset: int
     into: tuple[memoryview, ...]
+    carrier: Carrier | None = None
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +59,7 @@ def pieces(chain: Sequence[Segment], tokens: int, destinations: Sequence[Destina
         tensor = tables[last].get((wanted.name, wanted.at))
         if tensor is None or not _alike(chain[last].tensors[tensor], wanted):
             raise Missing(last, f"{wanted.name} after {wanted.at} tokens")
-        yield Piece(last, tensor, 0, (destination.buffer.cast("B"),))
+        yield Piece(last, tensor, 0, (destination.buffer.cast("B"),), destination.carrier)
 
 
 def _columns(
@@ -107,10 +108,10 @@ def _copies(
     buffer = destination.buffer.cast("B")
     into = [buffer[head * destination.head_bytes + column * size :][: num * size] for head in range(heads)]
     if num == columns:
-        yield Piece(link, tensor, 0, tuple(into))
+        yield Piece(link, tensor, 0, tuple(into), destination.carrier)
     else:
         for head in range(heads):
-            yield Piece(link, tensor, (head * columns + source) * size, (into[head],))
+            yield Piece(link, tensor, (head * columns + source) * size, (into[head],), destination.carrier)
 
 
 def _alike(spec: TensorSpec, wanted: TensorSpec) -> bool:

@@ -7,62 +7,33 @@ straight into the row. Rows wait for this, so that writing stops meanwhile (Prec
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import trio
 
 from store.checkpoint import Destination, Mapped
+from store.fill import Filled, Link, fill, num_threads
 from store.format import CorruptSegment
-from store.keeping import Kept
 from store.mapping import map_tensors
-from store.pieces import Missing, Piece, pieces
 from store.segment import Segment
-from store.segment_file import opened, verify_tensor
 
 logger = logging.getLogger(__name__)
 
 # The kernel reads at most so much ahead for one call, or more where the device wants more.
 READ_AHEAD_BYTES: Final = 128 << 10
-# One call takes at most so many buffers (IOV_MAX).
-MAX_BUFFERS: Final = 1024
-# Below this a copy takes less time than to find out where it goes. A larger one lets other threads run.
-SMALL_COPY_BYTES: Final = 64 << 10
 # Where something is always read, something is written this often all the same.
 MAX_WAIT_S: Final = 1.0
 # What a measured rate counts for beside those before.
 RATE_WEIGHT: Final = 0.3
 # A rate measured on less says more of the calls than of the medium.
 MIN_MEASURED_BYTES: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A segment of a chain and where its bytes are: buffers, or else kept."""
-
-    segment: Segment
-    buffers: tuple[memoryview, ...] | None
-    kept: Kept | None
-
-
-@dataclass
-class Filled:
-    """What came of filling a row. bad: the place in the chain of what could not be read, and why; None: all is well."""
-
-    bad: tuple[int, Exception] | None = None
-    memory_bytes: int = 0
-    memory_s: float = 0.0
-    disk_bytes: int = 0
-    disk_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +81,9 @@ class Reader:
     async def fill(self, chain: Sequence[Link], tokens: int, destinations: Sequence[Destination]) -> Filled:
         """Read a row of `tokens` tokens into its memory. A reading that was begun is finished, cancelled or not."""
         with self.precedence.reading():
-            filled = await trio.to_thread.run_sync(_fill, chain, tokens, destinations, self._verify, limiter=self._one)
+            filled = await trio.to_thread.run_sync(
+                fill, chain, tokens, destinations, self._verify, num_threads(), limiter=self._one
+            )
         self.rate = ReadRate(
             _average(self.rate.memory, filled.memory_bytes, filled.memory_s),
             _average(self.rate.disk, filled.disk_bytes, filled.disk_s),
@@ -126,82 +99,6 @@ class Reader:
         """Ask the kernel to read files, so that they are in its memory when they are wanted."""
         if hasattr(os, "posix_fadvise"):
             await trio.to_thread.run_sync(_read_ahead, paths, limiter=self._ahead, abandon_on_cancel=True)
-
-
-def copy(into: memoryview, source: memoryview) -> None:
-    """Copy bytes between buffers of the same length. Large ones let other threads run, where Python allows it."""
-    if into.nbytes >= SMALL_COPY_BYTES and not source.readonly:
-        to, at = (ctypes.c_char.from_buffer(view) for view in (into, source))
-        ctypes.memmove(ctypes.addressof(to), ctypes.addressof(at), into.nbytes)
-    else:
-        into[:] = source
-
-
-def _fill(chain: Sequence[Link], tokens: int, destinations: Sequence[Destination], verify: bool) -> Filled:
-    filled = Filled()
-    try:
-        wanted = sorted(
-            pieces([link.segment for link in chain], tokens, destinations),
-            key=lambda piece: (piece.link, piece.tensor, piece.offset),
-        )
-    except Missing as missing:
-        filled.bad = missing.link, CorruptSegment(f"it lacks {missing}")
-        return filled
-    for number, of_link in groupby(wanted, key=lambda piece: piece.link):
-        link = chain[number]
-        began_s = time.perf_counter()
-        try:
-            if link.buffers is not None:
-                filled.memory_bytes += _copy(link.buffers, of_link)
-                filled.memory_s += time.perf_counter() - began_s
-            elif link.kept is not None:
-                filled.disk_bytes += _read(link.kept.path, link.segment, of_link, verify)
-                filled.disk_s += time.perf_counter() - began_s
-            else:
-                filled.bad = number, FileNotFoundError("it is nowhere")
-        except (OSError, CorruptSegment) as error:
-            filled.bad = number, error
-        if filled.bad is not None:
-            break
-    return filled
-
-
-def _copy(buffers: tuple[memoryview, ...], wanted: Iterator[Piece]) -> int:
-    num_bytes = 0
-    for piece in wanted:
-        source, offset = buffers[piece.tensor].cast("B"), piece.offset
-        for into in piece.into:
-            copy(into, source[offset : offset + into.nbytes])
-            offset += into.nbytes
-        num_bytes += piece.nbytes
-    return num_bytes
-
-
-def _read(path: Path, segment: Segment, wanted: Iterator[Piece], verify: bool) -> int:
-    """Raises OSError, CorruptSegment."""
-    num_bytes = 0
-    with opened(path, segment) as (file, stored):
-        for tensor, of_tensor in groupby(wanted, key=lambda piece: piece.tensor):
-            if verify:
-                verify_tensor(file, stored, tensor)
-            for piece in of_tensor:
-                _read_into(file, stored.places[tensor] + piece.offset, piece.into)
-                num_bytes += piece.nbytes
-    return num_bytes
-
-
-def _read_into(file: int, offset: int, into: Sequence[memoryview]) -> None:
-    """Consecutive bytes of a file into several buffers, with as few calls as the system lets."""
-    left = [view for view in into if view.nbytes]
-    while left:
-        num = os.preadv(file, left[:MAX_BUFFERS], offset)
-        if num == 0:
-            raise CorruptSegment("it is shorter than it was")
-        offset += num
-        while left and num >= left[0].nbytes:
-            num -= left.pop(0).nbytes
-        if num:
-            left[0] = left[0][num:]
 
 
 def _map(path: Path, segment: Segment, tensors: Sequence[int], verify: bool) -> Mapped | None:

@@ -22,12 +22,13 @@ from pathlib import Path
 import trio
 
 from store.checkpoint import Destination, Part, Recall
+from store.fill import Filled, Link
 from store.keeping import Chain, Keeper, KeeperAway
 from store.memory import Entry, Memory
 from store.pieces import recalled_specs, used_bytes
 from store.prefixes import Match
 from store.presence import Presence
-from store.reader import Filled, Link, Reader, ReadRate
+from store.reader import Reader, ReadRate
 from store.segment import Segment, root_id, segment_id
 from store.stats import StoreStats
 from store.trim import trim
@@ -204,6 +205,9 @@ class Store:
         self._restored.memory_s += filled.memory_s
         self._restored.disk_bytes += filled.disk_bytes
         self._restored.disk_s += filled.disk_s
+        if filled.unreached is not None:
+            logger.warning("what is known of a row cannot be brought to its memory: %s", filled.unreached)
+            return False
         if filled.bad is None:
             return True
         number, why = filled.bad

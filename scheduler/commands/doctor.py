@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -57,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--self-test",
         action="store_true",
-        help="check that what laned computes is right on this machine's backend, and what it costs; under a minute",
+        help="check that what laned computes is right on this machine's backend, and what it costs: under a minute, "
+        "on a GPU some minutes the first time, while its kernels are compiled",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output", metavar="FILE", help="write the report into a file, too")
@@ -85,6 +87,7 @@ class _Report:
         self.costs: Mapping[str, Any] | None = None
         self._running: str | None = None
         self._progress = Console(stderr=True)
+        self._began_s = time.monotonic()
         self.save()
 
     @property
@@ -119,10 +122,12 @@ class _Report:
             raise CommandFailed(f"--output {self.path} cannot be written: {error.strerror}.") from error
 
     def _say(self, what: str) -> None:
-        """On one line that is written over by the next."""
+        """On a terminal on one line that is written over by the next; elsewhere a line for each, with the time."""
         if self._progress.is_terminal:
             width = self._progress.width - 1
             self._progress.print(Text(what[:width].ljust(width), style="dim"), end="\r")
+        elif what:
+            self._progress.print(f"{time.monotonic() - self._began_s:5.1f} s  {what}", highlight=False)
 
     def finish(self) -> None:
         self._say("")

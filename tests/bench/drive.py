@@ -32,7 +32,7 @@ from lanes.lane import LaneSettings, RowSpec, Sampling, Step
 from lanes.load import LoadedModel
 from scheduler.budget import Budget
 from scheduler.options import Options
-from scheduler.rates import ChunkSize
+from scheduler.rates import make_chunk_size
 from scheduler.request import Request, Wish
 from scheduler.scheduler import BatchScheduler
 from scheduler.text import TextStream
@@ -99,7 +99,7 @@ class Ours:
     def __init__(self, engine: MlxEngine, max_rows: int) -> None:
         options = Options(model="bench")
         info = engine.info
-        chunk_size = ChunkSize(options.prefill_step_size, options.max_stall_ms / 1000, info.chunk_multiple)
+        chunk_size = make_chunk_size(options.prefill_step_size, options.max_stall_ms / 1000, info.chunk_multiple)
         budget = Budget.for_model(info, options.kv_cache_memory_bytes)
         self.engine = engine
         self.scheduler = BatchScheduler(max_rows, 1 << 20, chunk_size, budget, info.shared_prompt_tokens)

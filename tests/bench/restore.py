@@ -112,7 +112,8 @@ class Ours:
     async def __call__(self, report: Report) -> Figures:
         prompt = random_prompt(random.Random(next(self.seeds)), self.tokens)
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            options = Options(model="bench", store=name, max_rows=2)
+            # The longest prompt of a GPU's model is more than may wait to be written if nothing is said.
+            options = Options(model="bench", store=name, max_rows=2, store_queue_bytes=8 << 30)
             async with open_service(options, self.thread, self.engine) as service:
                 await warm_up(service)
                 cold = await ask(service, prompt, 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanes.batch import SlotCaches
-from lanes.decoder import Decoder
+from lanes.decoder import NOTHING, Decoder, Queued
 from lanes.forward import eager
 from lanes.lane import RowSpec, Sampling, Step
 from lanes.solo import RowMaker
@@ -84,11 +84,11 @@ def test_a_step_may_be_read_long_after_others_were_dispatched() -> None:
 def test_a_row_that_left_is_still_in_the_step_before() -> None:
     prompts = [prompt_of(n, 4) for n in (3, 4, 5)]
     decoder = decoder_of(prompts)
-    before = decoder.dispatch(behind_tokens=12)
+    before = decoder.dispatch(Queued(12, 0.5))
     decoder.leave(1)
     after = decoder.dispatch()
-    assert (before.num_rows, before.behind_tokens) == (3, 12)
-    assert (after.num_rows, after.behind_tokens) == (2, 0)
+    assert (before.num_rows, before.behind) == (3, Queued(12, 0.5))
+    assert (after.num_rows, after.behind) == (2, NOTHING)
     assert dict(before.read())[1] == alone(MODEL, prompts[1], 1)[0][0]
     assert {row for row, _ in after.read()} == {0, 2}
 

@@ -29,6 +29,7 @@ from tests.lanes.families.facts import WINDOW
 from tests.lanes.keeper import Rows, fill, recall_of
 from tests.lanes.test_families import QUICK, ROUNDING
 from tests.lanes.tiny import prompt_of, tiny_llama
+from tests.store.carrier import HostCarrier
 
 pytestmark = pytest.mark.usefixtures("mlx_lms_attention")
 
@@ -226,6 +227,29 @@ def test_what_goes_on_is_written_where_it_was_read() -> None:
     assert mx.get_peak_memory() - before < cache.keys.nbytes // 4
     with pytest.raises(ValueError, match="released"):
         len(destinations[0].buffer)
+
+
+@every_kind
+@pytest.mark.parametrize("shared_bytes", [5000, 1 << 20])
+def test_arrays_that_are_read_into_one_memory(kind: str, shared_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are where a carrier brings what is read to a device."""
+    monkeypatch.setattr("lanes.engine.device_carrier", lambda: HostCarrier(1000))
+    monkeypatch.setattr("lanes.thaw.SHARED_BYTES", shared_bytes)
+    rows, part, ((row, destinations),) = admitted(kind)
+    assert all(destination.carrier is not None for destination in destinations)
+    fill(destinations, [part])
+    rows.turn(recalled=((row, True),))
+    rows.process(row, 12, [19])
+    assert_equal(rows.decode(row, STEPS), answer(kind, prompt_of(20, 1), {12, 19}), rounding(kind))
+
+
+@every_kind
+def test_boundaries_are_counted_until_their_row_leaves(kind: str) -> None:
+    rows, prompt = rows_of(kind), prompt_of(20, 1)
+    rows.admit(0, prompt)
+    assert rows.turn(chunk=Chunk(0, 0, 12, save=True)).saved_bytes == rows.engine.memory.nbytes
+    assert bool(rows.engine.memory.saved_bytes) == (not rows.anywhere)
+    assert rows.turn(leave=(0,)).saved_bytes == 0
 
 
 def test_what_does_not_fit_the_model_is_not_recalled(caplog: pytest.LogCaptureFixture) -> None:

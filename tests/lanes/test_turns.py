@@ -52,6 +52,29 @@ def test_a_step_is_read_a_turn_later_and_a_chunk_queued_behind_it() -> None:
     assert (result.tokens, result.rows_decoded, result.chunk_tokens) == (((1, ANSWER[0]),), 1, 0)
 
 
+def test_what_queueing_a_chunk_takes_the_host_is_told_with_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where attention of new lengths is planned by the host: it is no part of the step before."""
+    clock, dispatch = [0.0], Prefill.dispatch
+
+    def slow(self: Prefill, chunk: Chunk) -> list[mx.array]:
+        clock[0] += 5.0
+        return dispatch(self, chunk)
+
+    monkeypatch.setattr("lanes.engine.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Prefill, "dispatch", slow)
+    _, engine, result = begun(early_reads=False)
+    told = [result]
+    for step in (Step(chunk=Chunk(2, 12, 20)), Step(), Step(), Step()):
+        clock[0] += 1.0
+        told.append(engine.step(step))
+    assert [result.chunk_tokens for result in told] == [0, 0, 12, 8, 0]
+    assert [result.seconds for result in told[1:]] == [1.0, 6.0, 6.0, 1.0]
+    engine = engine_for(Watched(), early_reads=False)
+    clock[0] = 0.0
+    result = engine.step(Step(admit=(SECOND,), chunk=Chunk(2, 0, 20)))
+    assert (result.chunk_tokens, result.seconds) == (20, 5.0), "where no row is stepped it is waited for at once"
+
+
 def test_an_early_read_tells_the_token_before_the_chunk_begins() -> None:
     model, engine, result = begun(early_reads=True)
     assert model.calls == [(1, 1)], "the chunk is held back"

@@ -87,6 +87,7 @@ class FakeEngine:
     _unread: tuple[tuple[int, int], ...] | None = None
     _held_back: Step | None = None
     _queued_tokens: int = 0
+    saved_bytes: int = 0
 
     @property
     def rows(self) -> set[int]:
@@ -149,6 +150,7 @@ class FakeEngine:
             in_flight=self._unread is not None,
             frozen=frozen,
             destinations=destinations,
+            saved_bytes=self.saved_bytes,
         )
 
     def _freeze(self, wanted: Freeze) -> Part:

@@ -4,7 +4,7 @@ import pytest
 
 from lanes.lane import Sampling, StepResult
 from scheduler.chunks import ChunkPlan
-from scheduler.rates import ChunkSize
+from scheduler.rates import ChunkSize, make_chunk_size
 from scheduler.request import Request, State, Wish
 from scheduler.text import TextStream
 from scheduler.transcript import Transcript
@@ -17,8 +17,9 @@ CHUNK_S_PER_TOKEN = 0.0005
 class Device:
     """Steps of a fixed time, chunks of a fixed time for each token; what it did is told a turn later."""
 
-    def __init__(self, num_decoding: int) -> None:
+    def __init__(self, num_decoding: int, chunk_s_per_token: float = CHUNK_S_PER_TOKEN) -> None:
         self.num_decoding = num_decoding
+        self.chunk_s_per_token = chunk_s_per_token
         self.plan = ChunkPlan(ChunkSize(2048, 0.05), shared_prompt_tokens=0)
         self.prompts: list[Request] = []
         self.step_s = self.chunk_s = 0.0
@@ -32,12 +33,16 @@ class Device:
         self.prompts.append(request)
         return request
 
+    def extra_s(self, length: int, stop: int) -> float:
+        """What a chunk of such lengths takes on top."""
+        return 0.0
+
     def turn(self) -> Request | None:
         """Returns whose prompt got a chunk."""
         left = [request for request in self.prompts if request.num_prompt_left]
         chunk, _ = self.plan.next(left, self.num_decoding)
         tokens = chunk.stop - chunk.start if chunk else 0
-        seconds = STEP_S + tokens * CHUNK_S_PER_TOKEN
+        seconds = STEP_S + tokens * self.chunk_s_per_token + (self.extra_s(tokens, chunk.stop) if chunk else 0.0)
         self.plan.chunk_size.observe(StepResult(seconds=seconds, rows_decoded=self.num_decoding, chunk_tokens=tokens))
         self.step_s += STEP_S
         self.chunk_s += seconds - STEP_S
@@ -58,6 +63,33 @@ def test_every_request_has_the_same_share(num_decoding: int, num_prompts: int) -
         device.turn()
     share = device.step_s / (device.step_s + device.chunk_s)
     assert share == pytest.approx(num_decoding / (num_decoding + num_prompts), rel=0.1)
+
+
+def test_one_odd_step_changes_no_share() -> None:
+    """As where a kernel is compiled at its first use; though from then on there may be a chunk beside every step."""
+    device = Device(4)
+    device.submit(1_000_000)
+    for _ in range(100):
+        device.turn()
+    before_s = device.step_s, device.chunk_s
+    device.plan.chunk_size.observe(StepResult(seconds=500 * STEP_S, rows_decoded=4))
+    for _ in range(1000):
+        device.turn()
+    step_s, chunk_s = device.step_s - before_s[0], device.chunk_s - before_s[1]
+    assert step_s / (step_s + chunk_s) == pytest.approx(4 / 5, rel=0.1)
+
+
+def test_an_odd_first_step_is_forgotten_beside_chunks() -> None:
+    device = Device(4)
+    device.plan.chunk_size = ChunkSize(2048, 0.05)
+    device.plan.chunk_size.observe(StepResult(seconds=500 * STEP_S, rows_decoded=4))
+    device.submit(10_000_000)
+    for _ in range(300):
+        device.turn()
+    device.step_s = device.chunk_s = 0.0
+    for _ in range(1000):
+        device.turn()
+    assert device.step_s / (device.step_s + device.chunk_s) == pytest.approx(4 / 5, rel=0.1)
 
 
 def test_a_short_newcomer_is_next_although_a_long_prompt_owes() -> None:
@@ -86,7 +118,7 @@ def test_before_a_step_was_measured_no_prompt_waits() -> None:
 
 def test_a_chunk_ends_at_a_multiple_where_it_can() -> None:
     device = Device(num_decoding=0)
-    device.plan = ChunkPlan(ChunkSize(600, 0.05, multiple=256), shared_prompt_tokens=0)
+    device.plan = ChunkPlan(make_chunk_size(600, 0.05, multiple=256), shared_prompt_tokens=0)
     prompt = device.submit(1201)  # of a prompt the last token is the first step's
     prompt.process(70)  # known of old
     stops = []
@@ -95,11 +127,44 @@ def test_a_chunk_ends_at_a_multiple_where_it_can() -> None:
     assert stops == [512, 1024, 1200]
 
 
+class Planning(Device):
+    """Lengths of attention that are new to it take it a while more, as on CUDA."""
+
+    PLAN_S = 0.07
+
+    def __init__(self, num_decoding: int) -> None:
+        super().__init__(num_decoding, chunk_s_per_token=6e-5)
+        self.plan = ChunkPlan(make_chunk_size(2048, 0.05, multiple=256), shared_prompt_tokens=0)
+        self.planned: set[tuple[int, int]] = set()
+
+    def extra_s(self, length: int, stop: int) -> float:
+        is_new = (length, stop) not in self.planned
+        self.planned.add((length, stop))
+        return self.PLAN_S * is_new
+
+
+def test_where_new_lengths_have_to_be_planned_they_are_few_and_come_again() -> None:
+    device = Planning(num_decoding=4)
+    counts, shares = [], []
+    for _ in range(3):
+        before = len(device.planned), device.step_s, device.chunk_s
+        prompt = device.submit(30_000)
+        while prompt.num_prompt_left:
+            device.turn()
+        counts.append(len(device.planned) - before[0])
+        step_s, chunk_s = device.step_s - before[1], device.chunk_s - before[2]
+        shares.append(step_s / (step_s + chunk_s))
+    assert shares == [pytest.approx(4 / 5, rel=0.1)] * 3
+    assert counts[0] < 45, "256 at a time it would be 118"
+    assert counts[1] < 10
+    assert counts[2] == 0
+
+
 def test_where_no_multiple_is_in_reach_a_chunk_is_as_long_as_it_may_be() -> None:
     device = Device(num_decoding=0)
-    device.plan = ChunkPlan(ChunkSize(100, 0.05, multiple=256), shared_prompt_tokens=0)
+    device.plan = ChunkPlan(make_chunk_size(100, 0.05, multiple=256), shared_prompt_tokens=0)
     prompt = device.submit(401)
     stops = []
     while device.turn():
         stops.append(prompt.num_processed)
-    assert stops == [100, 200, 256, 356, 400]
+    assert stops == [100, 200, 300, 400]

@@ -182,6 +182,22 @@ def test_rows_go_aside_youngest_first_and_come_back_eldest_first() -> None:
         bench.assert_answered(row_id)
 
 
+def test_what_rows_have_saved_takes_its_place() -> None:
+    bench = Bench()
+    first, second = bench.submit([5], max_tokens=9), bench.submit([6], max_tokens=9)
+    bench.memory.limit = 1000
+    bench.engine.saved_bytes = 997
+    bench.turn()
+    assert bench.turn() == Step(set_aside=(second,))
+    assert bench.turn() == Step()
+    bench.engine.saved_bytes = 0
+    assert bench.turn() == Step(), "it is told with this turn"
+    assert bench.turn() == Step(bring_back=(second,))
+    bench.run()
+    for row_id in (first, second):
+        bench.assert_answered(row_id)
+
+
 def test_a_row_aside_may_be_cancelled() -> None:
     bench = Bench()
     stays, goes = bench.submit([5], max_tokens=9), bench.submit([6], max_tokens=9)

@@ -27,9 +27,9 @@ class Memory:
 
     limit: int = 100_000
 
-    def fits(self, lane: Iterable[int], solo: Iterable[int]) -> bool:
+    def fits(self, lane: Iterable[int], solo: Iterable[int], beside: int = 0) -> bool:
         lengths = list(lane)
-        return len(lengths) * max(lengths, default=0) + sum(solo) <= self.limit
+        return len(lengths) * max(lengths, default=0) + sum(solo) + beside <= self.limit
 
 
 class Heard:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.checkpoint import Destination, Part, Recall, TensorSpec, columns_of
+from store.fill import Link, copy
 from store.keeping import Kept
 from store.pieces import Missing, pieces, recalled_specs, used_bytes
-from store.reader import Link, Precedence, Reader, ReadRate, copy
+from store.reader import Precedence, Reader, ReadRate
 from store.segment import Segment, segment_id
 from store.segment_file import read_stored, write_segment
 from store.trim import trim
