@@ -7,12 +7,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from scheduler.errors import Refused
-from scheduler.protocol import Message, ToolCall
+from scheduler.protocol import Message, Submit, ToolCall
+
+TOOL_CHARS = 500
 
 
 def chat_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Templates go through the arguments of calls, so they get them as what their JSON says. Raises Refused."""
     return [_turn(index, message) for index, message in enumerate(messages)]
+
+
+def text_size(message: Submit) -> int:
+    """About how many characters, or tokens, a prompt is to be made of; tools count as what they often take."""
+    if message.messages is None:
+        return len(message.prompt or message.prompt_token_ids or ())
+    calls = sum(len(call.function.arguments) for turn in message.messages for call in turn.tool_calls)
+    return sum(len(turn.content) for turn in message.messages) + calls + TOOL_CHARS * len(message.tools)
 
 
 def _turn(index: int, message: Message) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import trio
 from lanes.lane import Grammar, ModelInfo
 from scheduler import log, reports
 from scheduler.adapters import AdapterNames, namespace_of
-from scheduler.chat import chat_of
+from scheduler.chat import chat_of, text_size
 from scheduler.errors import Refused
 from scheduler.loop import Loop
 from scheduler.memory import resident_bytes
@@ -43,6 +43,9 @@ from store.store import Store
 
 logger = logging.getLogger(__name__)
 
+# Cut into tokens on Trio's thread, a text of so many characters stops everybody for 2 ms, a million of them for 900.
+LONG_TEXT_CHARS = 4096
+
 
 class Service:
     """One for the daemon; all connections share it."""
@@ -65,6 +68,7 @@ class Service:
         self.tokens: Counter[str] = Counter()
         self.addresses: dict[str, Any] = {}
         self._row_ids = count(1)
+        self._long_texts = trio.CapacityLimiter(1)
         self._started_s = time.monotonic()
 
     @property
@@ -81,8 +85,8 @@ class Service:
         self.metrics.arrived()
         try:
             self._refuse_when_ending()
-            prompt = self._prompt(message)
-            wish = self._wish(message, prompt)
+            prompt, system_tokens = await self._tokenize(message)
+            wish = self._wish(message, prompt, system_tokens)
             if wish.sampling.grammar is not None:
                 await self._check_grammar(wish.sampling.grammar)
             requests = self._requests(message, wish, reply, arrived_s)
@@ -173,6 +177,18 @@ class Service:
             scheduler.cancel(each, trio.current_time())
         self.loop.wake()
 
+    async def _tokenize(self, message: Submit) -> tuple[tuple[int, ...], int | None]:
+        """The prompt, and how much of it is the system prompt where that matters. Long texts are cut into tokens beside
+        the loop, one after another. Raises Refused."""
+
+        def tokenize() -> tuple[tuple[int, ...], int | None]:
+            prompt = self._prompt(message)
+            return prompt, self._system_tokens(message, prompt)
+
+        if text_size(message) < LONG_TEXT_CHARS:
+            return tokenize()
+        return await trio.to_thread.run_sync(tokenize, limiter=self._long_texts, abandon_on_cancel=True)
+
     def _prompt(self, message: Submit) -> tuple[int, ...]:
         if message.prompt_token_ids is not None:
             prompt = message.prompt_token_ids
@@ -210,7 +226,7 @@ class Service:
             variables["tools"] = list(message.tools)
         return variables
 
-    def _wish(self, message: Submit, prompt: tuple[int, ...]) -> Wish:
+    def _wish(self, message: Submit, prompt: tuple[int, ...], system_tokens: int | None) -> Wish:
         options, adapter = self.options, self.adapters.digest_of(message.adapter)
         max_tokens = options.max_tokens if message.max_tokens is None else message.max_tokens
         if self.context_tokens is not None:
@@ -247,7 +263,7 @@ class Service:
             adapter=adapter,
             reads_store=message.cache in ("both", "read"),
             writes_store=message.cache in ("both", "write"),
-            system_tokens=self._system_tokens(message, prompt),
+            system_tokens=system_tokens,
         )
 
     def _system_tokens(self, message: Submit, prompt: tuple[int, ...]) -> int | None:
