@@ -94,8 +94,12 @@ class CudaCarrier:
 
     def lend(self) -> memoryview:
         block = self._free.get()
-        self._enter()
-        self._call("cuEventSynchronize", block.copied)
+        try:
+            self._enter()
+            self._call("cuEventSynchronize", block.copied)
+        except CarrierFailed:
+            self._free.put(block)  # others wait for one, to learn the same
+            raise
         return block.view
 
     def send(self, block: memoryview, into: Sequence[memoryview]) -> None:
@@ -143,7 +147,7 @@ class CudaCarrier:
             self._enter()
             if self._stream is None:
                 stream = self._made("cuStreamCreate", ctypes.c_uint(_STREAM_NON_BLOCKING))
-                for _ in range(NUM_BLOCKS):
+                while len(self._blocks) < NUM_BLOCKS:
                     memory = self._made("cuMemHostAlloc", ctypes.c_size_t(BLOCK_BYTES), ctypes.c_uint(0))
                     copied = self._made("cuEventCreate", ctypes.c_uint(_EVENT_BLOCKING_SYNC_WITHOUT_TIMING))
                     block = _Block(memory.value or 0, copied)

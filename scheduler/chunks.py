@@ -18,7 +18,7 @@ from scheduler.rates import ChunkSize
 from scheduler.request import Request
 
 # What a step takes is measured where no chunk is beside it: one of so many is left alone, whatever is owed.
-STEPS_BESIDE_CHUNKS = 8
+STEPS_BESIDE_CHUNKS = 16
 
 
 class ChunkPlan:
