@@ -14,11 +14,17 @@ from lanes.rows.held import Held, in_place
 from lanes.rows.positions import Positions
 from lanes.rows.slots import Slots
 
+# So many times what is needed; a copy of what the rows hold each time that it is.
+WASTED = 4
+WORTH_GIVING_BACK_BYTES = 64 << 20
+ROOM_TOKENS = 256
+
 
 class SlotCaches:
     """The caches of all rows of a batch lane, and the table of which row is where.
 
-    Arrays have a power of two of slots and of tokens, grow when a row needs it, and are given back with the last row.
+    Arrays have a power of two of slots and of tokens, grow when a row needs it, and are given back with the last row,
+    or when most of them is unused: one long row, or many, would else leave them large for as long as there is any.
     """
 
     lane = "batch"
@@ -66,6 +72,12 @@ class SlotCaches:
             self.capacity_tokens = capacity_for(max(self.table.lengths) + 1)
             for layer in self.layers:
                 layer.resize(self.slots, self.capacity_tokens)
+
+    def give_back(self) -> None:
+        """Shrink, where what the rows need, with room to go on, is a small part of what there is and that is much."""
+        needed = round_rows(len(self.table)) * capacity_for(max(self.table.lengths) + ROOM_TOKENS)
+        if self.slots * self.capacity_tokens >= WASTED * needed and self.nbytes >= WORTH_GIVING_BACK_BYTES:
+            self.shrink()
 
     def held(self, row_id: int) -> list[Held]:
         """What a row has in the lane's arrays, where it lies."""

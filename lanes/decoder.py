@@ -158,6 +158,7 @@ class Decoder:
         the likeliest token as it is; a step with any is waited for."""
         if not self._entering:
             self.caches.compact()
+            self.caches.give_back()
         rows = tuple(self.caches.table.rows)
         drawing = self._drawing_of(rows)
         inputs = self._inputs(rows)

@@ -53,6 +53,9 @@ class SoloCaches:
     def compact(self) -> None:
         """One row has no free slot before it."""
 
+    def give_back(self) -> None:
+        """It has what it needs."""
+
     def begin_step(self) -> Sequence[Any]:
         return self.row
 

@@ -18,7 +18,7 @@ LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([253, 254, 255, 256]))
 OPERATIONS = st.one_of(
     st.tuples(st.just("merge"), LENGTHS),
     st.tuples(st.sampled_from(["leave", "take"]), st.integers(0, 5)),
-    st.tuples(st.sampled_from(["compact", "step", "step", "step"]), st.just(0)),
+    st.tuples(st.sampled_from(["compact", "give back", "step", "step", "step"]), st.just(0)),
 )
 
 
@@ -59,6 +59,12 @@ class Lane:
                 assert mx.array_equal(beside[slot], expected[0]), f"row {row} in slot {slot}"
         self.caches.end_step()
 
+    def give_back(self) -> None:
+        """As if all were much."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lanes.batch.WORTH_GIVING_BACK_BYTES", 0)
+            self.caches.give_back()
+
     def slots(self) -> list[tuple[int | None, int]]:
         return list(zip(self.caches.table.rows, self.caches.table.lengths, strict=True))
 
@@ -97,6 +103,8 @@ def test_a_row_that_is_taken_out_is_the_row_alone(operations: list[tuple[str, in
             lane.assert_taken_is_alone(rows[number % len(rows)])
         elif rows and name == "step":
             lane.step()
+        elif rows and name == "give back":
+            lane.give_back()
         elif name == "compact":
             num_free = lane.caches.table.rows.count(None)
             assert (lane.caches.compact() is None) == (num_free == 0)
@@ -104,6 +112,26 @@ def test_a_row_that_is_taken_out_is_the_row_alone(operations: list[tuple[str, in
         lane.check()
     for row in sorted(lane.alone):
         lane.assert_taken_is_alone(row)
+
+
+def test_what_a_long_row_leaves_is_given_back() -> None:
+    lane = Lane()
+    long, short = lane.merge(2000), lane.merge(7)
+    lane.merge(9)
+    assert (lane.caches.slots, lane.caches.capacity_tokens) == (4, 2048)
+    lane.leave(long)
+    lane.caches.give_back()
+    assert lane.caches.capacity_tokens == 2048, "of a tiny model it is not much"
+    lane.give_back()
+    assert (lane.caches.slots, lane.caches.capacity_tokens) == (2, 256)
+    lane.step()
+    lane.assert_taken_is_alone(short)
+    before = lane.caches.nbytes
+    lane.merge(100)
+    lane.give_back()
+    assert lane.caches.nbytes == 2 * before, "what is needed stays"
+    lane.step()
+    lane.check()
 
 
 def test_a_row_that_was_taken_out_comes_back_as_it_was() -> None:
