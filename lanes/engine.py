@@ -165,6 +165,7 @@ class MlxEngine:
             logprobs=tuple(logprobs),
             failures=tuple(self._failures),
             seconds=seconds,
+            steps=len(ended),
             rows_decoded=ended[-1].num_rows if ended else 0,
             chunk_tokens=sum(each.tokens for each in chunks),
             rows=len(self.decoder),

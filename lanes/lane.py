@@ -177,8 +177,8 @@ class StepResult:
     tokens in their order. A step may give a row several tokens, where what may come next was guessed; its caches then
     hold as many more, and what of them is not wanted is dropped. Rows that left meanwhile may still be among them.
     failures: (row id, reason) of rows that ended in this turn and are gone from the engine.
-    seconds: how long the work took whose end this turn has seen: rows_decoded rows stepped (those in tokens) and
-    chunk_tokens of prompts processed, whichever turn dispatched it. Work only dispatched is in a later turn's.
+    seconds: how long the work took whose end this turn has seen: so many steps, the last of which had rows_decoded
+    rows, and chunk_tokens of prompts processed, whichever turn dispatched it. What is only dispatched is told later.
     logprobs: (row id, of its token in tokens) of rows that want them; for a row that is in tokens twice, both in order.
     rows: merged rows now; in_flight: whether a decode step is dispatched and not yet read.
     frozen: (row id, what it has) of rows that were to be frozen; one that could not be is left out, and serves on.
@@ -193,6 +193,7 @@ class StepResult:
     logprobs: tuple[tuple[int, Logprob], ...] = ()
     failures: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
+    steps: int = 1
     rows_decoded: int = 0
     chunk_tokens: int = 0
     rows: int = 0

@@ -1,9 +1,10 @@
 """Whose prompt is processed next, and how much of it, so that all get on: those that decode and those that do not yet.
 
 Each request under way is to have the same share of the device's time, decoding or being processed. So with n rows
-decoding, a prompt earns a second for every n that steps take, and spends what its chunks take. It may begin a chunk as
-long as it owes nothing: a short prompt is processed at once, and a long one takes no more from the rows than one more
-row would. Where nothing decodes nothing is owed. What is earned while others are processed is kept, up to a chunk.
+decoding, a prompt earns a second for every n that steps take, and spends what its chunks take, at first by an
+estimate. It may begin a chunk as long as it owes nothing: a short prompt is processed at once, and a long one takes no
+more from the rows than one more row would. Where nothing decodes nothing is owed. What is earned while others are
+processed is kept, up to a chunk.
 
 Of those that owe nothing, the prompt with the least left goes first. One that others have passed counts as that much
 shorter, so that each waits for no more than its own length of theirs.
@@ -11,14 +12,25 @@ shorter, so that each waits for no more than its own length of theirs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from lanes.lane import Chunk
+from lanes.lane import Chunk, StepResult
 from scheduler.rates import ChunkSize
 from scheduler.request import Request
 
 # What a step takes is measured where no chunk is beside it: one of so many is left alone, whatever is owed.
 STEPS_BESIDE_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A chunk that was planned, of one prompt or of several that share it: what each of them has paid for it."""
+
+    prompts: tuple[Request, ...]
+    tokens: int
+    paid_s: float
 
 
 class ChunkPlan:
@@ -28,6 +40,22 @@ class ChunkPlan:
         self.chunk_size = chunk_size
         self.shared_prompt_tokens = shared_prompt_tokens
         self._steps_beside = 0
+        # Told two turns later; one of a row that leaves meanwhile may never be.
+        self._untold: deque[Spent] = deque(maxlen=4)
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a turn. What a chunk has taken is known now: what was paid for it is made that."""
+        self.chunk_size.observe(result)
+        told: list[Spent] = []
+        while self._untold and sum(spent.tokens for spent in told) < result.chunk_tokens:
+            told.append(self._untold.popleft())
+        if not result.rows_decoded or sum(spent.tokens for spent in told) != result.chunk_tokens:
+            return  # nobody waited for it, or one of them came to nothing
+        chunk_s = max(result.seconds - result.steps * self.chunk_size.decode_s, 0.0)
+        for spent in told:
+            took_s = chunk_s * spent.tokens / result.chunk_tokens / len(spent.prompts)
+            for prompt in spent.prompts:
+                prompt.credit_s += spent.paid_s - took_s
 
     def next(self, prompts: Collection[Request], num_decoding: int) -> tuple[Chunk | None, tuple[int, ...]]:
         """The next chunk beside a step of so many rows, and the other short prompts that share its pass."""
@@ -49,9 +77,12 @@ class ChunkPlan:
         for other in prompts:
             if other is not request and other not in sharing:
                 other.num_passed_tokens += size * (1 + len(sharing))
-        if num_decoding:
-            for served in (request, *sharing):
-                served.credit_s -= self.chunk_size.seconds(size)
+        served = (request, *sharing)
+        paid_s = self.chunk_size.seconds(size) if num_decoding else 0.0
+        for prompt in served:
+            prompt.credit_s -= paid_s
+        tokens = sum(prompt.num_prompt_left for prompt in served) if sharing else size
+        self._untold.append(Spent(served, tokens, paid_s))
         stop = request.num_processed + size
         save = stop in request.boundaries and not sharing
         return Chunk(request.row_id, request.num_processed, stop, save), tuple(other.row_id for other in sharing)

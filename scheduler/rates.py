@@ -69,11 +69,11 @@ class ChunkSize:
                 self._token_s = result.seconds / result.chunk_tokens
             return
         if not result.chunk_tokens:
-            self._decode_s = _moved(self._decode_s, result.seconds)
+            self._decode_s = _moved(self._decode_s, result.seconds / result.steps)
         elif self._decode_s is not None:
             if result.seconds < self._decode_s:  # so it takes less than that; the first of all may have been an odd one
                 self._decode_s = _moved(self._decode_s, result.seconds)
-            chunk_s = max(result.seconds - self._decode_s, 1e-4)
+            chunk_s = max(result.seconds - result.steps * self._decode_s, 1e-4)
             self._token_s = _moved(self._token_s, chunk_s / result.chunk_tokens)
             self._learn(result.chunk_tokens, chunk_s)
 

@@ -150,7 +150,7 @@ class BatchScheduler:
         """
         self._unread = result.in_flight
         self._saved_bytes = result.saved_bytes
-        self.chunk_size.observe(result)
+        self._chunks.observe(result)
         self.prompt_rate.observe(result)
         if self.remembering:
             self.remembering.book(result)

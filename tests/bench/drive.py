@@ -48,11 +48,15 @@ mx.set_cache_limit(_PEER_CACHE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: when it arrives, in seconds from the beginning, its prompt, and how many tokens it is to get."""
+    """One request: when it arrives, in seconds from the beginning, its prompt, and how many tokens it is to get.
+
+    again: whoever has asked it asks the same once it is answered, for as long as first tokens are waited for.
+    """
 
     at_s: float
     prompt: tuple[int, ...]
     max_tokens: int
+    again: bool = False
 
 
 class Side(Protocol):
@@ -182,14 +186,16 @@ def play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: boo
 def _play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bool) -> list[Story]:
     coming = deque(sorted(asks, key=lambda ask: ask.at_s))
     goal = len(asks) if first_tokens_only else sum(ask.max_tokens for ask in asks)
-    stories: dict[int, Story] = {}
+    stories: list[Story] = []
+    answering: dict[int, tuple[Ask, Story, int]] = {}
     done = taken_in = 0
     began_s = time.perf_counter()
     while done < goal:
         now_s = time.perf_counter() - began_s
         while coming and coming[0].at_s <= now_s:
             ask = coming.popleft()
-            stories[side.submit(ask)] = Story(ask.at_s)
+            stories.append(Story(ask.at_s))
+            answering[side.submit(ask)] = ask, stories[-1], ask.max_tokens
             taken_in += 1 if first_tokens_only else ask.max_tokens
         # Where first tokens alone count, those who have theirs go on until all have.
         if done == taken_in and not (first_tokens_only and stories):
@@ -198,10 +204,14 @@ def _play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bo
         numbers = side.turn()
         now_s = time.perf_counter() - began_s
         for number in numbers:
-            stories[number].token_s.append(now_s)
-            done += not first_tokens_only or len(stories[number].token_s) == 1
+            ask, story, left = answering[number]
+            story.token_s.append(now_s)
+            done += not first_tokens_only or len(story.token_s) == 1
+            answering[number] = ask, story, left - 1
+            if left == 1 and ask.again:
+                answering[side.submit(ask)] = ask, story, ask.max_tokens
         report(done / goal)
-    return list(stories.values())
+    return stories
 
 
 @contextmanager

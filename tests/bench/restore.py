@@ -26,7 +26,6 @@ from tests.bench.drive import BLAS, engine_for, peer_memory, random_prompt
 # isort: split
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from mlx_lm.models import llama
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache, trim_prompt_cache
 
 from lanes.engine import MlxEngine
@@ -36,40 +35,16 @@ from scheduler.options import Options
 from scheduler.service import Service
 from tests.bench.harness import Bench, Report, bench
 from tests.bench.media import copy_all, drop_pages, new_memory, read_all
-from tests.bench.models import qwen3_8b_shape
+from tests.bench.models import model_for_long_prompts
 from tests.bench.service import Answer, ask, interleave_async, open_service
 
 LENGTHS, QUICK_LENGTHS = (1000, 4000, 14_000), (1000,)
 ROUNDS, QUICK_ROUNDS = 3, 2
-# Of SmolLM2's 30: what a token costs and what is kept of it shrink alike, and 14,000 are processed within a minute.
-CPU_LAYERS = 4
-
 DROPPED = ", page cache dropped"
 WAYS = ("memory", "disk", f"disk{DROPPED}", "disk after a restart", f"disk after a restart{DROPPED}")
 NEW, USED = "to new memory", "to memory in use"
 # By name, of one round.
 Figures = dict[str, float]
-
-
-def make_model() -> tuple[str, Any]:
-    """A shape whose prompts take their time on this device, with random weights."""
-    if backend() != "cpu":
-        return "Qwen3-8B's shape bfloat16", qwen3_8b_shape()
-    args = llama.ModelArgs(
-        model_type="llama",
-        hidden_size=576,
-        num_hidden_layers=CPU_LAYERS,
-        intermediate_size=1536,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        rms_norm_eps=1e-5,
-        rope_theta=1e5,
-        vocab_size=49152,
-        tie_word_embeddings=True,
-    )
-    model = llama.Model(args)
-    mx.eval(model.parameters())
-    return f"{CPU_LAYERS} layers of SmolLM2's shape float32", model
 
 
 def segments(folder: Path) -> list[Path]:
@@ -227,9 +202,9 @@ def book(run: Bench, case: str, ours: list[Figures], peer: list[Figures]) -> Non
 
 async def measure(run: Bench, folder: Path) -> None:
     async with open_model_thread() as thread:
-        name, model = await thread.run(make_model)
+        name, model = await thread.run(model_for_long_prompts)
         engine = await thread.run(engine_for, model, 2)
-        _, theirs = await thread.run(make_model)
+        _, theirs = await thread.run(model_for_long_prompts)
         for tokens in QUICK_LENGTHS if run.quick else LENGTHS:
             ours = Ours(thread, engine, folder, tokens, count(tokens))
             peer = Peer(thread, theirs, folder, tokens, count(tokens))

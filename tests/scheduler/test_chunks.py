@@ -43,7 +43,7 @@ class Device:
         chunk, _ = self.plan.next(left, self.num_decoding)
         tokens = chunk.stop - chunk.start if chunk else 0
         seconds = STEP_S + tokens * self.chunk_s_per_token + (self.extra_s(tokens, chunk.stop) if chunk else 0.0)
-        self.plan.chunk_size.observe(StepResult(seconds=seconds, rows_decoded=self.num_decoding, chunk_tokens=tokens))
+        self.plan.observe(StepResult(seconds=seconds, rows_decoded=self.num_decoding, chunk_tokens=tokens))
         self.step_s += STEP_S
         self.chunk_s += seconds - STEP_S
         if chunk is None:
@@ -63,6 +63,35 @@ def test_every_request_has_the_same_share(num_decoding: int, num_prompts: int) -
         device.turn()
     share = device.step_s / (device.step_s + device.chunk_s)
     assert share == pytest.approx(num_decoding / (num_decoding + num_prompts), rel=0.1)
+
+
+class Attending(Device):
+    """A token takes longer the more are before it."""
+
+    def extra_s(self, length: int, stop: int) -> float:
+        return length * stop * 4e-7
+
+
+def test_what_chunks_take_is_paid_also_where_each_takes_longer_than_the_one_before() -> None:
+    device = Attending(4)
+    device.plan = ChunkPlan(ChunkSize(2048, 0.5), shared_prompt_tokens=0)
+    device.plan.observe(StepResult(seconds=STEP_S, rows_decoded=4))
+    prompt = device.submit(6000)
+    while prompt.num_prompt_left > 400:  # the last chunk is never paid
+        device.turn()
+    while device.plan.next([prompt], 4)[0] is None:
+        device.step_s += STEP_S
+    assert device.step_s / (device.step_s + device.chunk_s) == pytest.approx(4 / 5, rel=0.03)
+
+
+def test_two_steps_that_are_told_at_once_are_two() -> None:
+    device = Device(4)
+    device.plan.observe(StepResult(seconds=2 * STEP_S, steps=2, rows_decoded=4))
+    assert device.plan.chunk_size.decode_s == pytest.approx(STEP_S)
+    tokens = 100
+    chunk_s = tokens * CHUNK_S_PER_TOKEN
+    device.plan.observe(StepResult(seconds=2 * STEP_S + chunk_s, steps=2, rows_decoded=4, chunk_tokens=tokens))
+    assert device.plan.chunk_size.seconds(tokens) == pytest.approx(chunk_s)
 
 
 def test_one_odd_step_changes_no_share() -> None:
