@@ -9,6 +9,8 @@ SMALLEST_CHUNK_TOKENS = 64
 # Where a step itself takes long, as on a CPU, chunks that kept to --max-stall-ms would be small, and each is followed
 # by a step of few rows, which costs as much as one of many. So a chunk may take as long as so many steps.
 STEPS_WORTH = 8
+# Where nothing decodes a chunk may take so long: whoever comes or goes meanwhile waits for its end.
+ALONE_S = 1.0
 # How much a new measurement counts against the ones before it.
 WEIGHT = 0.2
 # One odd measurement, another program on the machine or a kernel that is compiled at its first use, may not move a mean
@@ -20,6 +22,11 @@ HARDLY_LONGER = 1.5
 def _moved(before: float | None, measured: float) -> float:
     """A running mean after one more measurement."""
     return measured if before is None else before + WEIGHT * (min(measured, ODD * before) - before)
+
+
+def _doubled(size: int, limit: int) -> int:
+    """The largest of size, twice, four times ... that is within a limit; size itself if it is not."""
+    return size << max(limit // size, 1).bit_length() - 1
 
 
 class PromptRate:
@@ -65,8 +72,8 @@ class ChunkSize:
     def observe(self, result: StepResult) -> None:
         """Learn from a turn: a decode step alone tells its own cost, one behind a chunk the chunk's."""
         if not result.rows_decoded:
-            if self._token_s is None and result.chunk_tokens:
-                self._token_s = result.seconds / result.chunk_tokens
+            if result.chunk_tokens >= SMALLEST_CHUNK_TOKENS or (result.chunk_tokens and self._token_s is None):
+                self._token_s = _moved(self._token_s, result.seconds / result.chunk_tokens)
             return
         if not result.chunk_tokens:
             self._decode_s = _moved(self._decode_s, result.seconds / result.steps)
@@ -80,13 +87,20 @@ class ChunkSize:
     def tokens(self, *, rows_decoding: bool) -> int:
         """The largest chunk for the next turn."""
         if not rows_decoding:
-            return self.largest_tokens
+            return self._alone_tokens(SMALLEST_CHUNK_TOKENS)
         size = int(self._tokens)
         return size - size % SMALLEST_CHUNK_TOKENS or size
 
     def stop(self, start: int, tokens: int) -> int:
         """Where a chunk ends that begins at `start` and may have so many tokens."""
         return start + tokens
+
+    def _alone_tokens(self, smallest: int) -> int:
+        """The largest size that is processed in ALONE_S where no step is beside: all, or a power of two times the
+        smallest, so that a prompt that is alone is cut alike each time."""
+        if not self._token_s or self._token_s * self.largest_tokens <= ALONE_S:
+            return self.largest_tokens
+        return min(_doubled(smallest, int(ALONE_S / self._token_s)), self.largest_tokens)
 
     def _learn(self, chunk_tokens: int, chunk_s: float) -> None:
         """A chunk beside a step took so long."""
@@ -120,7 +134,7 @@ class DoublingChunkSize(ChunkSize):
         """The largest size that is known to fit; or the next, once, where it may. What takes hardly longer than half as
         many may take longer than it should: the plan is most of it, and is made half as often."""
         if not rows_decoding:
-            return self.sizes[-1]
+            return _doubled(self.sizes[0], self._alone_tokens(self.multiple))
         fitting = self.sizes[0]
         for size, larger in pairwise(self.sizes):
             took_s = self._seconds.get(size)

@@ -1,7 +1,7 @@
 """A long prompt comes in while four rows decode, and a short newcomer while it is being processed: what the four keep
 of the rate they had before, and how long the newcomer waits for its first token. Ours, scheduler and engine without
 sockets, beside mlx-lm's BatchGenerator: the same requests at the same moments, in turns. The rows ask again when they
-are answered, so that they stay short.
+are answered, so that they stay short, none at the same time as another.
 
 Ours gives each request the same share of the device, so four rows beside one prompt keep four fifths, and the prompt
 takes five times as long as it would alone; the table tells that, too. What its chunks take is paid afterwards, the last
@@ -40,7 +40,9 @@ class Case:
 
     def asks(self) -> list[Ask]:
         source = random.Random(SEED)
-        rows = [Ask(0.0, random_prompt(source, ROW_TOKENS), ANSWER_TOKENS, again=True) for _ in range(ROWS)]
+        rows = [
+            Ask(0.0, random_prompt(source, ROW_TOKENS), ANSWER_TOKENS + 31 * row, again=True) for row in range(ROWS)
+        ]
         long = Ask(self.quiet_s, random_prompt(source, self.long_tokens), ENDLESS)
         newcomer = Ask(self.quiet_s + self.later_s, random_prompt(source, NEWCOMER_TOKENS), 8)
         return [*rows, long, newcomer]

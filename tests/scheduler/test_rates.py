@@ -7,7 +7,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lanes.lane import StepResult
-from scheduler.rates import SMALLEST_CHUNK_TOKENS, STEPS_WORTH, ChunkSize
+from scheduler.rates import ALONE_S, SMALLEST_CHUNK_TOKENS, STEPS_WORTH, ChunkSize, make_chunk_size
 
 STALL_S = 0.05
 LARGEST = 4096
@@ -123,7 +123,8 @@ def test_sizes_repeat_and_keep_to_the_limit(machine: Machine, largest: int) -> N
         tokens = machine.chunk()
         assert 1 <= tokens <= largest
         assert tokens == largest or tokens % SMALLEST_CHUNK_TOKENS == 0
-        assert machine.size.tokens(rows_decoding=False) == largest
+        alone = machine.size.tokens(rows_decoding=False)
+        assert alone == largest or alone in [SMALLEST_CHUNK_TOKENS << power for power in range(7)]
 
 
 def test_nobody_waits_then_chunks_are_as_large_as_they_may_be() -> None:
@@ -158,3 +159,17 @@ def test_a_slower_decode_step_is_not_taken_for_a_slower_chunk() -> None:
         machine.decode()
     again = [machine.chunk() for _ in range(50)][-10:]
     assert abs(again[-1] - settled[-1]) <= SMALLEST_CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("token_s", [1e-6, 1e-4, 0.0015, 0.01, 0.1])
+@pytest.mark.parametrize("multiple", [1, 256])
+def test_a_chunk_that_is_alone_takes_a_bounded_time(token_s: float, multiple: int) -> None:
+    """Whoever comes meanwhile waits for its end. Not less than the smallest, whatever it takes."""
+    size = make_chunk_size(2048, STALL_S, multiple)
+    assert size.tokens(rows_decoding=False) == 2048
+    for _ in range(30):
+        tokens = size.tokens(rows_decoding=False)
+        size.observe(StepResult(seconds=tokens * token_s, chunk_tokens=tokens))
+    smallest = max(multiple, SMALLEST_CHUNK_TOKENS)
+    assert tokens == smallest or tokens * token_s <= ALONE_S
+    assert tokens == 2048 or 2 * tokens * token_s > ALONE_S
