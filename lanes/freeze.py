@@ -25,7 +25,8 @@ from typing import Any
 import mlx.core as mx
 
 from lanes.boundary import Saved
-from lanes.rows.held import Held, columns
+from lanes.groups import in_groups
+from lanes.rows.held import Held, columns, joined_copy
 from lanes.rows.runs import cut, joined, ranges_of
 from store.checkpoint import Part, Range, TensorSpec
 
@@ -57,8 +58,7 @@ def freeze(row: Sequence[Held], saved: Saved, start: int, stop: int, anywhere: b
 def _copied(arrays: Sequence[mx.array]) -> tuple[memoryview, ...]:
     """The bytes of each array, in memory of their own."""
     groups = _alike(arrays)
-    # What is joined is copied, be it with nothing.
-    together = [mx.concatenate([*(arrays[i] for i in group), arrays[group[0]][:0]]) for group in groups]
+    together = [joined_copy([arrays[index] for index in group]) for group in groups]
     content: list[Any] = [array.flatten().view(mx.uint8) for array in together]
     mx.eval(content)
     copies: dict[int, memoryview] = {}
@@ -71,13 +71,12 @@ def _copied(arrays: Sequence[mx.array]) -> tuple[memoryview, ...]:
 
 def _alike(arrays: Sequence[mx.array]) -> list[list[int]]:
     """Which arrays are copied by one operation: those of one shape and type, up to GROUP_BYTES of them."""
-    groups: dict[tuple[tuple[int, ...], mx.Dtype], list[list[int]]] = {}
+    kinds: dict[tuple[tuple[int, ...], mx.Dtype], list[int]] = {}
     for index, array in enumerate(arrays):
-        of_kind = groups.setdefault((array.shape, array.dtype), [[]])
-        if of_kind[-1] and (len(of_kind[-1]) + 1) * array.nbytes > GROUP_BYTES:
-            of_kind.append([])
-        of_kind[-1].append(index)
-    return [group for of_kind in groups.values() for group in of_kind]
+        kinds.setdefault((array.shape, array.dtype), []).append(index)
+    return [
+        group for kind in kinds.values() for group in in_groups(kind, lambda index: arrays[index].nbytes, GROUP_BYTES)
+    ]
 
 
 def _named(

@@ -17,8 +17,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
 from lanes.blank import blank
+from lanes.groups import in_groups
 from lanes.rows import rows_like
 from lanes.rows.columns import ColumnRows
+from lanes.rows.held import joined_copy
 from lanes.rows.ssm import SSMRows
 from store.checkpoint import Carrier, Destination, Recall, TensorSpec, columns_of
 
@@ -77,8 +79,7 @@ class _Memory:
         for each, start in zip(self._arrays, self._starts, strict=False):
             content = self._content[start : start + each.nbytes] if len(self._arrays) > 1 else self._content
             array = content.view(getattr(mx, each.wanted.dtype)).reshape((1, *each.shape))
-            # What is joined is copied, be it with nothing.
-            yield each.place, each.index, mx.concatenate([array, array[:0]]) if len(self._arrays) > 1 else array
+            yield each.place, each.index, joined_copy([array]) if len(self._arrays) > 1 else array
         del self._content
 
 
@@ -103,7 +104,9 @@ class Thaw:
                 arrays.append(self._array_for(cache, place, index, spec))
         if specs:
             raise Misfit(f"there is no cache for {sorted(specs)}")
-        self._memory = [_Memory(group) for group in _groups(arrays, SHARED_BYTES if carrier else 0)]
+        self._memory = [
+            _Memory(group) for group in in_groups(arrays, lambda array: array.nbytes, SHARED_BYTES if carrier else 0)
+        ]
         self.destinations = tuple(each for memory in self._memory for each in memory.destinations(carrier))
 
     @property
@@ -133,19 +136,6 @@ class Thaw:
         heads, columns, dim = wanted.shape
         shape = (heads, columns if rows.ring else max(columns, self._room_tokens), dim)
         return _Array(place, index, wanted, shape, shape[1] * wanted.column_bytes)
-
-
-def _groups(arrays: Sequence[_Array], num_bytes: int) -> list[list[_Array]]:
-    """Those that share memory: so many bytes of them, or one if it is larger."""
-    groups: list[list[_Array]] = []
-    room = 0
-    for array in arrays:
-        if not groups or array.nbytes > room:
-            groups.append([])
-            room = num_bytes
-        groups[-1].append(array)
-        room -= array.nbytes
-    return groups
 
 
 def filled_caches(empty: Sequence[Any], arrays: Arrays, tokens: int) -> list[Any]:

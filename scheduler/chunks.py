@@ -51,9 +51,8 @@ class ChunkPlan:
             told.append(self._untold.popleft())
         if not result.rows_decoded or sum(spent.tokens for spent in told) != result.chunk_tokens:
             return  # nobody waited for it, or one of them came to nothing
-        chunk_s = max(result.seconds - result.steps * self.chunk_size.decode_s, 0.0)
         for spent in told:
-            took_s = chunk_s * spent.tokens / result.chunk_tokens / len(spent.prompts)
+            took_s = self.chunk_size.chunk_s(result) * spent.tokens / result.chunk_tokens / len(spent.prompts)
             for prompt in spent.prompts:
                 prompt.credit_s += spent.paid_s - took_s
 

@@ -16,6 +16,7 @@ WEIGHT = 0.2
 # One odd measurement, another program on the machine or a kernel that is compiled at its first use, may not move a mean
 # far: it counts as so many times the mean at most.
 ODD = 2.0
+# A chunk of twice the tokens takes hardly longer than the smaller one, up to so many times as long.
 HARDLY_LONGER = 1.5
 
 
@@ -69,6 +70,10 @@ class ChunkSize:
         """What a chunk of so many takes beside a step; 0 as long as none was measured."""
         return tokens * (self._token_s or 0.0)
 
+    def chunk_s(self, result: StepResult) -> float:
+        """What the chunks of a turn took beside its steps."""
+        return max(result.seconds - result.steps * self.decode_s, 1e-4)
+
     def observe(self, result: StepResult) -> None:
         """Learn from a turn: a decode step alone tells its own cost, one behind a chunk the chunk's."""
         if not result.rows_decoded:
@@ -80,7 +85,7 @@ class ChunkSize:
         elif self._decode_s is not None:
             if result.seconds < self._decode_s:  # so it takes less than that; the first of all may have been an odd one
                 self._decode_s = _moved(self._decode_s, result.seconds)
-            chunk_s = max(result.seconds - result.steps * self._decode_s, 1e-4)
+            chunk_s = self.chunk_s(result)
             self._token_s = _moved(self._token_s, chunk_s / result.chunk_tokens)
             self._learn(result.chunk_tokens, chunk_s)
 

@@ -167,17 +167,14 @@ def _deliver(take: Take, piece: Piece) -> None:
     offset, left = piece.offset, [view for view in piece.into if view.nbytes]
     while left:
         block = piece.carrier.lend()
-        into: list[memoryview] = []
+        filled: list[memoryview] = []
         try:
             into, left = first_bytes(left, block.nbytes)
             num_bytes = sum(view.nbytes for view in into)
             take(offset, [block[:num_bytes]])
-            offset += num_bytes
-        except BaseException:
-            into = []
-            raise
+            offset, filled = offset + num_bytes, into
         finally:
-            piece.carrier.send(block, into)
+            piece.carrier.send(block, filled)
 
 
 def first_bytes(views: Sequence[memoryview], num_bytes: int) -> tuple[list[memoryview], list[memoryview]]:

@@ -2,7 +2,8 @@
 
 What crosses is plain: segments, their buffers or files, destinations; a result comes back. Calls go one after another,
 in the order they came in: two would share the disk and both be late. From memory it is copies, from disk reads, both
-straight into the row. Rows wait for this, so that writing stops meanwhile (Precedence).
+straight into the row, or into what brings it there (fill.py). Rows wait for this, so that writing stops meanwhile
+(Precedence).
 """
 
 from __future__ import annotations

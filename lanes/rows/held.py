@@ -35,9 +35,15 @@ def columns(sources: Sequence[Held], ranges: Iterable[Range]) -> list[mx.array]:
 
 def copied_columns(sources: Sequence[Held], ranges: Iterable[Range]) -> list[mx.array]:
     """As columns(), in memory of their own."""
+    return [joined_copy(view, axis=2) for view in _views(sources, tuple(ranges))]
+
+
+def joined_copy(arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
+    """Arrays joined, or one alone, in memory of its own, lazy."""
     # What is joined is copied, be it with nothing. mx.contiguous may share memory that is at most 16 KiB larger: that
     # would be pinned, and the next step's write into it, which is in place otherwise, would copy all of it.
-    return [mx.concatenate([*view, view[0][:, :, :0]], axis=2) for view in _views(sources, tuple(ranges))]
+    nothing = arrays[0][(*(slice(None),) * axis, slice(0))]
+    return mx.concatenate([*arrays, nothing], axis=axis)
 
 
 def _views(sources: Sequence[Held], ranges: Sequence[Range]) -> list[list[mx.array]]:

@@ -207,3 +207,10 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_differences_in_words() -> None:
     assert (off_by(0.0), off_by(3.21e-6)) == ("to the bit", "off by 3e-06 of the range at most")
+
+
+def test_on_cuda_only_products_that_are_taken_there_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "backend", lambda: "cuda")
+    verdicts = list(quantized.check_quantized())
+    assert [verdict.outcome for verdict in verdicts] == ["right", "absent", "absent", "absent"]
+    assert [bool(verdict.figures) for verdict in verdicts] == [True, False, False, False]
