@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from lanes.doctor.beside import check_rows
 from lanes.doctor.draws import check_draws
 from lanes.doctor.forms import check_forms
 from lanes.doctor.in_place import check_in_place
+from lanes.doctor.models import TINY
 from lanes.doctor.quantized import check_quantized
 from lanes.doctor.remembered import check_remembered
 from lanes.doctor.rope import check_rope
@@ -23,7 +25,7 @@ from lanes.doctor.verdict import Verdict, told
 CHECKS: dict[str, Callable[[], Iterator[Verdict]]] = {
     "RoPE by a vector of positions": check_rope,
     "products with quantized matrices": check_quantized,
-    "rows side by side": check_rows,
+    **{f"rows of {tiny.family} side by side": partial(check_rows, tiny) for tiny in TINY},
     "forms of a step": check_forms,
     "writes in place": check_in_place,
     "draws by seed": check_draws,

@@ -45,14 +45,13 @@ from tests.bench.models import default_model
 from tests.bench.service import ask, interleave_async, open_service
 
 ROWS, TURNS = 8, 20
-# Of a few rows.
-MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """rounds of requests, so many one after another for each row, prompts and answers of so many tokens; then a
-    conversation whose turns bring so many tokens, and are answered with so many."""
+    """rounds of requests, so many one after another for each row, prompts and answers of so many tokens, a few of which
+    fit into the memory for what is remembered; then a conversation whose turns bring so many tokens, and are answered
+    with so many."""
 
     rounds: int
     requests: int
@@ -60,11 +59,12 @@ class Size:
     answer_tokens: tuple[int, int]
     asked_tokens: int
     answered_tokens: int
+    memory_bytes: int = 64 << 20
 
 
 FULL = Size(8, 2, 32, (112, 144), 96, 32)
 QUICK = Size(1, 2, 8, (12, 18), 28, 4)
-GPU = Size(8, 4, 64, (112, 144), 192, 64)
+GPU = Size(4, 4, 64, (112, 144), 192, 64, memory_bytes=256 << 20)
 WARM_UP = Size(1, 1, 8, (12, 16), 0, 0)
 
 # Where the store's work is done.
@@ -220,7 +220,7 @@ def disk_bytes(folder: Path) -> dict[Path, int]:
 
 async def measure(run: Bench, folder: Path) -> None:
     size = QUICK if run.quick else FULL if backend() == "cpu" else GPU
-    keeps = Options(model="bench", store=str(folder), max_rows=ROWS, prompt_cache_bytes=MEMORY_BYTES)
+    keeps = Options(model="bench", store=str(folder), max_rows=ROWS, prompt_cache_bytes=size.memory_bytes)
     forgets = Options(model="bench", prompt_cache_bytes=0, max_rows=ROWS)
     async with open_model_thread() as thread:
         name, engine = await thread.run(make_engine)

@@ -18,13 +18,7 @@ from store.checkpoint import Destination, Part
 LLAMA, GEMMA, SINKS = TINY[:3]
 
 
-@pytest.fixture
-def llama_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (beside, forms):
-        monkeypatch.setattr(module, "TINY", (LLAMA,))
-
-
-@pytest.mark.parametrize("name", [name for name in CHECKS if name != "rows side by side"])
+@pytest.mark.parametrize("name", [name for name in CHECKS if not name.endswith("side by side")])
 def test_this_backend_passes(name: str) -> None:
     verdicts = check(name)
     assert verdicts
@@ -41,35 +35,36 @@ def test_rows_of_every_kind_are_as_alone(tiny: Any, bits: int | None) -> None:
     assert beside.difference_of(model, bits, "by hand") < 1e-5
 
 
-def test_a_model_in_all_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "TINY", (SINKS,))
-    (verdict,) = beside.check_rows()
-    assert verdict.outcome == "right"
-    assert "float32, fused" in verdict.figures
+def test_every_tiny_model_is_checked() -> None:
+    assert {f"rows of {tiny.family} side by side" for tiny in TINY} <= set(CHECKS)
+
+
+def test_a_model_in_all_types() -> None:
+    (verdict,) = check(f"rows of {SINKS.family} side by side")
+    figures, said = verdict["figures"], verdict["said"]
+    assert verdict["outcome"] == "right"
+    assert "float32, fused" in figures
     # What MLX cannot do at all on a processor is no fault of a lane.
-    assert "not in bfloat16 and float16" in verdict.said or "bfloat16, fused" in verdict.figures
+    assert "not in bfloat16 and float16" in said or "bfloat16, fused" in figures
 
 
-@pytest.mark.usefixtures("llama_only")
 def test_a_wrong_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_columns(self: ColumnRows, *args: Any, **kwargs: Any) -> mx.array:
         return mx.ones_like(self.columns().mask)
 
     monkeypatch.setattr(ColumnRows, "make_mask", all_columns)
-    first, *_ = beside.check_rows()
+    first, *_ = beside.check_rows(LLAMA)
     assert (first.outcome, first.then) == ("wrong", beside.SERIAL)
 
 
-@pytest.mark.usefixtures("llama_only")
 def test_a_little_that_the_lanes_own_trial_lets_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "difference_of", lambda model, bits, form: 0.02)
-    first, *_ = beside.check_rows()
+    first, *_ = beside.check_rows(LLAMA)
     assert (first.outcome, first.then) == ("wrong", beside.UNSEEN)
     assert "float32, fused: off by 0.02" in first.said
     assert "bfloat16" not in first.said
 
 
-@pytest.mark.usefixtures("llama_only")
 def test_a_form_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: LaneAttention, *args: Any, **kwargs: Any) -> mx.array:
         if self.form == "by hand":
@@ -78,7 +73,7 @@ def test_a_form_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     call = LaneAttention.__call__
     monkeypatch.setattr(LaneAttention, "__call__", fail)
-    first, *_ = beside.check_rows()
+    first, *_ = beside.check_rows(LLAMA)
     assert first.outcome == "wrong"
     assert "float32, by hand: RuntimeError: no kernel" in first.said
     assert "fused:" not in first.said
