@@ -2,7 +2,7 @@
 
 A row is frozen when its prompt has been processed, if there is much that nobody knew, so that the next request with the
 same beginning need not wait for the end of this answer, and when it leaves, whatever the reason but a failure. Frozen
-is what the store does not have yet.
+is what the store does not have yet; of a long prompt a piece in each turn, as others wait while it is copied.
 """
 
 from __future__ import annotations
@@ -11,20 +11,27 @@ from collections.abc import Iterable, Iterator
 
 from lanes.lane import Freeze, StepResult
 from scheduler.beginnings import WORTH_WAITING_TOKENS, longest_beginning
-from scheduler.boundaries import boundaries
-from scheduler.request import Request
+from scheduler.boundaries import GRID_TOKENS, boundaries
+from scheduler.request import Request, State
 from store.store import Draft, Found, Store
 
 # New tokens of a prompt from which on it is kept before its answer ends: fewer are soon computed again.
 WORTH_KEEPING_TOKENS = 256
+# What one turn copies of a prompt, about: as long as a step or less.
+PIECE_BYTES = 64 << 20
 
 
 class Remembering:
-    """The scheduler's side of the store. cut_anywhere: see lanes.lane.ModelInfo.remembers."""
+    """The scheduler's side of the store."""
 
-    def __init__(self, store: Store, cut_anywhere: bool) -> None:
+    def __init__(self, store: Store, cut_anywhere: bool, token_bytes: int = 0) -> None:
+        """cut_anywhere: see lanes.lane.ModelInfo.remembers. token_bytes: what a token takes; 0: that is not known, and
+        nothing is frozen in pieces."""
         self.store = store
         self.cut_anywhere = cut_anywhere
+        self.piece_tokens = _piece_tokens(token_bytes) if cut_anywhere and token_bytes else None
+        # Rows that decode, and how much of their prompts is frozen, where there is more.
+        self._in_pieces: dict[int, tuple[Request, int]] = {}
         self._drafts: dict[int, Draft] = {}
         # Rows that go on when this turn has frozen a part of them. That part is held until they leave: else, where
         # memory has no room, the end of the row would hang on nothing, and all of it would be frozen once more.
@@ -95,27 +102,50 @@ class Remembering:
         request.boundaries = boundaries(len(wish.prompt), request.num_processed, matched, wish.system_tokens)
 
     def freeze_prompts(self, requests: Iterable[Request]) -> Iterator[Freeze]:
-        """Called for all prompts under way, before those are merged that are processed. A short one waits for the end
-        of its answer, if it can be cut out then and nobody waits for it."""
+        """Called for all prompts under way, before those are merged that are processed, and after freeze(). A short one
+        waits for the end of its answer, if it can be cut out then and nobody waits for it."""
+        for request, frozen_tokens in list(self._in_pieces.values()):
+            if request.state is State.DECODING:
+                yield from self._freeze_prompt(request, 1, self.piece_tokens, frozen_tokens)
         for request in requests:
             is_awaited = any(tokens <= request.num_processed for tokens in request.awaited)
             request.awaited = {tokens for tokens in request.awaited if tokens > request.num_processed}
             if is_awaited or request.num_prompt_left == 0:
                 at_once = is_awaited or not (self.cut_anywhere or request.end_is_saved)
-                if part := self._freeze(request, 1 if at_once else WORTH_KEEPING_TOKENS):
-                    self._going_on[request.row_id] = request
-                    yield part
+                most_tokens = None if is_awaited else self.piece_tokens
+                yield from self._freeze_prompt(request, 1 if at_once else WORTH_KEEPING_TOKENS, most_tokens)
 
     def freeze(self, leaving: Iterable[Request]) -> Iterator[Freeze]:
         """Called for rows that leave."""
         for request in leaving:
-            part = self._freeze(request, 1)
+            self._in_pieces.pop(request.row_id, None)
+            part = self._freeze(request, request.num_held, 1)
             self._let_go(request.row_id)
             if part:
                 yield part
 
-    def _freeze(self, request: Request, least_tokens: int) -> Freeze | None:
-        held = request.num_held
+    def _freeze_prompt(
+        self, request: Request, least_tokens: int, most_tokens: int | None, frozen_tokens: int = 0
+    ) -> Iterator[Freeze]:
+        """Of what has been processed of a prompt, most_tokens at most, the rest in turns to come. frozen_tokens: what
+        has been frozen of it so; where that is not known any more there is no room for it, and no more is frozen."""
+        part = self._freeze(request, request.num_processed, least_tokens, most_tokens, frozen_tokens)
+        self._in_pieces.pop(request.row_id, None)
+        if part:
+            self._going_on[request.row_id] = request
+            if part.stop < request.num_processed:
+                self._in_pieces[request.row_id] = request, part.stop
+            yield part
+
+    def _freeze(
+        self,
+        request: Request,
+        held: int,
+        least_tokens: int,
+        most_tokens: int | None = None,
+        known_tokens: int = 0,
+    ) -> Freeze | None:
+        """What is not known of the first `held` tokens of a row, if that is enough, and known_tokens are."""
         if not request.is_kept or held - request.num_recalled < least_tokens:
             return None
         tokens = (*request.wish.prompt, *request.generated)[:held]
@@ -124,9 +154,14 @@ class Remembering:
         draft = self.store.draft(tokens, request.wish.namespace, passed)
         if draft is None:
             return None
-        if held - draft.start < least_tokens:
+        if held - draft.start < least_tokens or draft.start < known_tokens:
             draft.drop()
             return None
+        if most_tokens is not None and held - draft.start > most_tokens:
+            start = draft.start
+            draft.drop()
+            draft = self.store.draft(tokens[: start + most_tokens], request.wish.namespace)
+            assert draft is not None, f"row {request.row_id}: nothing is new behind {start} tokens"
         assert request.row_id not in self._drafts, f"row {request.row_id} is frozen twice in a turn"
         self._drafts[request.row_id] = draft
         return Freeze(request.row_id, draft.start, draft.stop)
@@ -152,6 +187,7 @@ class Remembering:
     def drop(self) -> None:
         """The engine has failed: nothing of what was to be frozen is, and no row leaves any more."""
         self._drop_drafts()
+        self._in_pieces.clear()
         for row_id in list(self._held):
             self._let_go(row_id)
 
@@ -163,4 +199,10 @@ class Remembering:
         self._going_on.clear()
 
     def check(self) -> None:
+        assert not self._in_pieces, f"of rows {sorted(self._in_pieces)} more is to be frozen"
         assert not self._drafts, f"rows {sorted(self._drafts)} were to be frozen, and nothing is said of them"
+
+
+def _piece_tokens(token_bytes: int) -> int:
+    """A multiple of the grid, on which others' prompts find it."""
+    return max(PIECE_BYTES // token_bytes // GRID_TOKENS, 1) * GRID_TOKENS

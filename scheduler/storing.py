@@ -90,4 +90,5 @@ async def open_remembering(
             yield None
             return
         store = await stack.enter_async_context(open_store(settings, keeper))
-        yield Remembering(store, settings.cut_anywhere)
+        token_bytes = info.geometry.column_bytes if info.geometry else 0
+        yield Remembering(store, settings.cut_anywhere, token_bytes)

@@ -15,7 +15,7 @@ from lanes.lane import Step
 from scheduler.boundaries import GRID_TOKENS
 from scheduler.errors import Overloaded
 from scheduler.protocol import Done, Error
-from scheduler.remembering import WORTH_KEEPING_TOKENS, Remembering
+from scheduler.remembering import PIECE_BYTES, WORTH_KEEPING_TOKENS, Remembering
 from scheduler.request import Request
 from store.checkpoint import Destination
 from store.store import Found, Store, StoreSettings, open_store
@@ -80,6 +80,12 @@ class RememberingBench(Bench):
         assert isinstance(end, Done)
         return end
 
+    def known(self, prompt: list[int]) -> int:
+        """Tokens of a prompt that the store knows."""
+        found = self.store.find_now(prompt, "", len(prompt))
+        found.release()
+        return found.tokens
+
     def cached(self, row_id: int) -> int:
         end = self.heard[row_id].end
         assert isinstance(end, Done)
@@ -111,10 +117,11 @@ actions = st.lists(
     # Rows get several tokens of a step only where they can be cut anywhere.
     st.sampled_from([("anywhere", 1), ("anywhere", 4), ("boundaries", 1)]),
     st.sampled_from([0, 200, 1 << 20]),
+    st.sampled_from([None, 1, 5]),
 )
 @settings(max_examples=200, deadline=None)
 def test_whatever_happens_all_are_answered_from_what_is_theirs_and_nothing_is_held(
-    script: list[tuple[Any, ...]], kind: tuple[str, int], memory_bytes: int
+    script: list[tuple[Any, ...]], kind: tuple[str, int], memory_bytes: int, piece_tokens: int | None
 ) -> None:
     """The engine checks whose tokens it is given."""
 
@@ -122,6 +129,8 @@ def test_whatever_happens_all_are_answered_from_what_is_theirs_and_nothing_is_he
         async with bench_of(kind[0], memory_bytes) as bench:
             bench.engine.tokens_a_step = kind[1]
             bench.is_slow = True
+            assert bench.scheduler.remembering is not None
+            bench.scheduler.remembering.piece_tokens = piece_tokens if kind[0] == "anywhere" else None
             excused: set[int] = set()
             for verb, *what in script:
                 match verb:
@@ -193,6 +202,55 @@ async def test_a_long_prompt_is_remembered_before_its_answer_ends() -> None:
         follower = bench.submit([*LONG, 7, 8], max_tokens=3)
         await bench.run_all()
         assert bench.cached(follower) == len(LONG) - 1
+
+
+def frozen_in(step: Step | None) -> list[tuple[int, int]]:
+    return [(each.start, each.stop) for each in step.freeze] if step else []
+
+
+@trio_test
+async def test_a_long_prompt_is_frozen_in_pieces_while_its_answer_goes_on() -> None:
+    async with bench_of() as bench:
+        bench.scheduler.remembering = Remembering(bench.store, cut_anywhere=True, token_bytes=PIECE_BYTES // 257)
+        talker = bench.submit(LONG, max_tokens=40)
+        frozen: list[tuple[int, int]] = []
+        while len(frozen) < 3:
+            frozen += (now := frozen_in(await bench.turn_and_fill()))
+            assert len(now) <= 1
+        assert frozen == [(0, 256), (256, 512), (512, len(LONG) - 1)]
+        assert bench.heard[talker].end is None
+        newcomer = bench.submit(LONG)
+        await bench.run_all()
+        assert bench.cached(newcomer) == len(LONG) - 1
+
+
+@trio_test
+async def test_who_leaves_before_is_frozen_to_the_end() -> None:
+    async with bench_of() as bench:
+        bench.scheduler.remembering = Remembering(bench.store, cut_anywhere=True, token_bytes=PIECE_BYTES // 257)
+        await bench.answer(LONG, max_tokens=2)
+        assert bench.known(LONG) == len(LONG)
+
+
+@trio_test
+async def test_whoever_waits_for_a_prompt_waits_for_no_pieces() -> None:
+    async with bench_of() as bench:
+        bench.scheduler.remembering = Remembering(bench.store, cut_anywhere=True, token_bytes=PIECE_BYTES // 257)
+        first, second = bench.submit(LONG, max_tokens=4), bench.submit([*LONG, 7], max_tokens=4)
+        await bench.run_all()
+        assert (bench.cached(first), bench.cached(second)) == (0, len(LONG) - 1)
+
+
+@trio_test
+async def test_where_there_is_no_room_for_the_pieces_none_is_frozen_again_and_again() -> None:
+    async with bench_of(memory_bytes=300) as bench:
+        bench.scheduler.remembering = Remembering(bench.store, cut_anywhere=True, token_bytes=PIECE_BYTES // 257)
+        bench.submit(LONG, max_tokens=40)
+        frozen: list[tuple[int, int]] = []
+        while (step := await bench.turn_and_fill()) is not None:
+            frozen += frozen_in(step)
+        assert len(frozen) <= 4
+        await bench.run_all()
 
 
 @trio_test
