@@ -6,6 +6,9 @@ estimate. It may begin a chunk as long as it owes nothing: a short prompt is pro
 more from the rows than one more row would. Where nothing decodes nothing is owed. What is earned while others are
 processed is kept, up to a chunk.
 
+What a prompt owes when it is done is left to those that come after it: beyond LENT_S they first earn that. Else one
+short prompt after another would leave the rows hardly any time.
+
 Of those that owe nothing, the prompt with the least left goes first. One that others have passed counts as that much
 shorter, so that each waits for no more than its own length of theirs.
 """
@@ -22,15 +25,19 @@ from scheduler.request import Request
 
 # What a step takes is measured where no chunk is beside it: one of so many is left alone, whatever is owed.
 STEPS_BESIDE_CHUNKS = 16
+# So much may be owed by prompts that are done before others wait: some come at the same moment, and are served at once.
+LENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A chunk that was planned, of one prompt or of several that share it: what each of them has paid for it."""
+    """A chunk that was planned, of one prompt or of several that share it: what each of them has paid for it, and
+    whether it is their last."""
 
     prompts: tuple[Request, ...]
     tokens: int
     paid_s: float
+    is_last: bool
 
 
 class ChunkPlan:
@@ -40,6 +47,7 @@ class ChunkPlan:
         self.chunk_size = chunk_size
         self.shared_prompt_tokens = shared_prompt_tokens
         self._steps_beside = 0
+        self._owed_s = 0.0  # by prompts that are done
         # Told two turns later; one of a row that leaves meanwhile may never be.
         self._untold: deque[Spent] = deque(maxlen=4)
 
@@ -55,14 +63,14 @@ class ChunkPlan:
             took_s = self.chunk_size.chunk_s(result) * spent.tokens / result.chunk_tokens / len(spent.prompts)
             for prompt in spent.prompts:
                 prompt.credit_s += spent.paid_s - took_s
+                if spent.is_last:
+                    self._owed_s += max(-prompt.credit_s, 0.0)
 
     def next(self, prompts: Collection[Request], num_decoding: int) -> tuple[Chunk | None, tuple[int, ...]]:
         """The next chunk beside a step of so many rows, and the other short prompts that share its pass."""
-        if num_decoding:
-            for prompt in prompts:
-                earned_s = prompt.credit_s + self.chunk_size.decode_s / num_decoding
-                prompt.credit_s = min(earned_s, self.chunk_size.stall_s)
-        ready = [prompt for prompt in prompts if prompt.credit_s >= 0 or not num_decoding]
+        self._earn(prompts, num_decoding)
+        may_begin = self._owed_s <= LENT_S
+        ready = [prompt for prompt in prompts if (prompt.credit_s >= 0 and may_begin) or not num_decoding]
         request = min(ready, key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
         if num_decoding and (request is None or self._steps_beside >= STEPS_BESIDE_CHUNKS):
             self._steps_beside = 0
@@ -81,10 +89,24 @@ class ChunkPlan:
         for prompt in served:
             prompt.credit_s -= paid_s
         tokens = sum(prompt.num_prompt_left for prompt in served) if sharing else size
-        self._untold.append(Spent(served, tokens, paid_s))
+        self._untold.append(Spent(served, tokens, paid_s, size == request.num_prompt_left))
         stop = request.num_processed + size
         save = stop in request.boundaries and not sharing
         return Chunk(request.row_id, request.num_processed, stop, save), tuple(other.row_id for other in sharing)
+
+    def _earn(self, prompts: Collection[Request], num_decoding: int) -> None:
+        """A step of so many rows goes by."""
+        if not num_decoding:
+            self._owed_s = 0.0
+            return
+        earned_s = self.chunk_size.decode_s / num_decoding
+        if not prompts:
+            self._owed_s = max(self._owed_s - earned_s, 0.0)
+        for prompt in prompts:
+            if prompt.credit_s >= 0 and self._owed_s > LENT_S:
+                self._owed_s -= earned_s
+            else:
+                prompt.credit_s = min(prompt.credit_s + earned_s, self.chunk_size.stall_s)
 
     def _length(self, request: Request, most_tokens: int) -> int:
         """To where the prompt has to be stopped at, or as far as it may go in one turn."""

@@ -17,13 +17,16 @@ CHUNK_S_PER_TOKEN = 0.0005
 class Device:
     """Steps of a fixed time, chunks of a fixed time for each token; what it did is told a turn later."""
 
-    def __init__(self, num_decoding: int, chunk_s_per_token: float = CHUNK_S_PER_TOKEN) -> None:
+    def __init__(
+        self, num_decoding: int, chunk_s_per_token: float = CHUNK_S_PER_TOKEN, one_step_s: float = STEP_S
+    ) -> None:
         self.num_decoding = num_decoding
+        self.one_step_s = one_step_s
         self.chunk_s_per_token = chunk_s_per_token
         self.plan = ChunkPlan(ChunkSize(2048, 0.05), shared_prompt_tokens=0)
         self.prompts: list[Request] = []
         self.step_s = self.chunk_s = 0.0
-        self.plan.chunk_size.observe(StepResult(seconds=STEP_S, rows_decoded=num_decoding))
+        self.plan.chunk_size.observe(StepResult(seconds=one_step_s, rows_decoded=num_decoding))
 
     def submit(self, tokens: int) -> Request:
         row_id = len(self.prompts) + 1
@@ -42,10 +45,11 @@ class Device:
         left = [request for request in self.prompts if request.num_prompt_left]
         chunk, _ = self.plan.next(left, self.num_decoding)
         tokens = chunk.stop - chunk.start if chunk else 0
-        seconds = STEP_S + tokens * self.chunk_s_per_token + (self.extra_s(tokens, chunk.stop) if chunk else 0.0)
+        chunk_s = tokens * self.chunk_s_per_token + (self.extra_s(tokens, chunk.stop) if chunk else 0.0)
+        seconds = self.one_step_s + chunk_s
         self.plan.observe(StepResult(seconds=seconds, rows_decoded=self.num_decoding, chunk_tokens=tokens))
-        self.step_s += STEP_S
-        self.chunk_s += seconds - STEP_S
+        self.step_s += self.one_step_s
+        self.chunk_s += chunk_s
         if chunk is None:
             return None
         request = self.prompts[chunk.row_id - 1]
@@ -63,6 +67,37 @@ def test_every_request_has_the_same_share(num_decoding: int, num_prompts: int) -
         device.turn()
     share = device.step_s / (device.step_s + device.chunk_s)
     assert share == pytest.approx(num_decoding / (num_decoding + num_prompts), rel=0.1)
+
+
+@pytest.mark.parametrize(("step_s", "token_s"), [(0.1, 1 / 157), (0.012, 50e-6)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("tokens", [30, 64, 128, 129, 200, 500, 1000])
+def test_one_short_prompt_after_another_has_no_more_than_one_share(step_s: float, token_s: float, tokens: int) -> None:
+    device = Device(4, token_s, step_s)
+    for _ in range(2000):
+        if not device.prompts or device.prompts[-1].num_prompt_left == 0:
+            device.submit(tokens)
+        device.turn()
+    assert device.step_s / (device.step_s + device.chunk_s) >= 0.75
+
+
+def test_a_few_short_prompts_that_come_together_are_served_at_once() -> None:
+    """Behind others that were served so."""
+    device = Device(4)
+    for _ in range(8):
+        device.submit(50)
+        device.turn()
+    assert all(prompt.num_prompt_left == 0 for prompt in device.prompts)
+
+
+def test_where_nothing_decodes_nothing_is_owed_any_more() -> None:
+    device = Device(4)
+    while device.submit(400) and device.turn():  # until one has to wait
+        pass
+    device.num_decoding = 0
+    assert device.turn() is device.prompts[-1]
+    device.num_decoding = 4
+    newcomer = device.submit(50)
+    assert device.turn() is newcomer
 
 
 class Attending(Device):
