@@ -4,16 +4,12 @@ answers are of random length, all different. What clients see: time to first tok
 goodput: requests a second that were answered to the end with a first token within GOOD_S.
 
     python -m tests.bench.load --plot docs/load.png
-
-With --soak MINUTES it runs at 80% for so long, some clients vanish in the middle, and the daemon's memory and latency
-in the last quarter are set beside those in the second.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trio
-from rich.console import Console
 
 from lanes.blas import preload
 from scheduler.answer import RequestError
@@ -36,11 +31,8 @@ ROWS, QUEUE = 8, 16
 PROMPT_TOKENS, ANSWER_TOKENS = (16, 128), (8, 64)
 GOOD_S = 5.0
 LEVELS = (0.5, 0.8, 0.95, 1.2)
-# One in so many clients of a soak goes away in the middle of its answer.
-VANISH_ONE_IN = 10
 FLAGS = {
     "plot": "write a picture of it",
-    "soak": "run for so many minutes",
     "socket": "of a daemon that is there already, with eight rows",
 }
 
@@ -57,17 +49,16 @@ class Level:
         return [story for story in self.stories if story.outcome == outcome]
 
     @property
-    def arrived_per_s(self) -> float:
-        """Random moments make it more or less than what was offered."""
-        return len(self.stories) / self.seconds
-
-    @property
     def ttft_s(self) -> list[float]:
         return [story.ttft_s for story in self.stories if story.token_s]
 
     @property
     def gaps_s(self) -> list[float]:
         return [gap for story in self.stories for gap in story.gaps_s]
+
+    @property
+    def refused_per_s(self) -> float:
+        return len(self.of("overloaded")) / self.seconds
 
     @property
     def goodput_per_s(self) -> float:
@@ -85,14 +76,11 @@ class Source:
         return tuple(self.random.randrange(100, 20_000) for _ in range(tokens)), self.random.randint(*ANSWER_TOKENS)
 
 
-async def ask(client: Client, prompt: tuple[int, ...], max_tokens: int, story: Story, stop_after: int | None) -> None:
+async def ask(client: Client, prompt: tuple[int, ...], max_tokens: int, story: Story) -> None:
     try:
         async with client.submit(prompt_token_ids=prompt, max_tokens=max_tokens, ignore_eos=True) as answer:
             async for delta in answer:
                 story.token_s += [time.perf_counter()] * len(delta.token_ids)
-                if stop_after is not None and len(story.token_s) >= stop_after:
-                    story.outcome = "vanished"
-                    return
         story.outcome = "done"
     except RequestError as error:
         story.outcome = error.code
@@ -106,7 +94,7 @@ async def closed_loop(path: Path, seconds: float) -> float:
         nonlocal done
         while True:
             story = Story(time.perf_counter())
-            await ask(client, *source.request(), story, None)
+            await ask(client, *source.request(), story)
             done += story.outcome == "done"
 
     async with Client(path) as client:
@@ -117,17 +105,20 @@ async def closed_loop(path: Path, seconds: float) -> float:
     return done / seconds
 
 
-async def open_loop(path: Path, per_s: float, seconds: float, seed: int, vanish: bool = False) -> list[Story]:
-    """Requests at a mean rate for some seconds; returns when all have ended."""
+def moments(source: random.Random, per_s: float, seconds: float) -> list[float]:
+    """Of a Poisson process that has as many in these seconds as its rate says: the load is the one that is named."""
+    return sorted(source.uniform(0, seconds) for _ in range(round(per_s * seconds)))
+
+
+async def open_loop(path: Path, per_s: float, seconds: float, seed: int) -> list[Story]:
+    """Requests at a rate for some seconds, at random moments; returns when all have ended."""
     source, stories = Source(seed), []
-    began_s = time.perf_counter()
     async with Client(path) as client, trio.open_nursery() as nursery:
-        while time.perf_counter() - began_s < seconds:
-            await trio.sleep(source.random.expovariate(per_s))
-            story = Story(time.perf_counter())
-            stories.append(story)
-            goes = vanish and source.random.randrange(VANISH_ONE_IN) == 0
-            nursery.start_soon(ask, client, *source.request(), story, 3 if goes else None)
+        began_s = trio.current_time()
+        for at_s in moments(source.random, per_s, seconds):
+            await trio.sleep_until(began_s + at_s)
+            stories.append(Story(time.perf_counter()))
+            nursery.start_soon(ask, client, *source.request(), stories[-1])
     return stories
 
 
@@ -136,12 +127,11 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def book(run: Bench, case: str, level: Level) -> None:
-    run.add(case, "arrived", "requests/s", [level.arrived_per_s])
     run.add(case, "goodput", "requests/s", [level.goodput_per_s])
     for share in (0.5, 0.95, 0.99):
         run.add(case, f"time to first token, p{share * 100:.0f}", "s", [percentile(level.ttft_s, share)])
         run.add(case, f"between tokens, p{share * 100:.0f}", "ms", [percentile(level.gaps_s, share) * 1000])
-    run.add(case, "refused", "%", [100 * len(level.of("overloaded")) / len(level.stories)])
+    run.add(case, "refused", "%", [100 * level.refused_per_s / level.offered_per_s])
 
 
 def plot(levels: list[Level], capacity: float, file: Path) -> None:
@@ -155,8 +145,9 @@ def plot(levels: list[Level], capacity: float, file: Path) -> None:
         label = f"p{share * 100:.0f}"
         waits.plot(load, [percentile(level.ttft_s, share) for level in levels], marker="o", label=label)
         gaps.plot(load, [1000 * percentile(level.gaps_s, share) for level in levels], marker="o", label=label)
-    good.plot(load, [level.arrived_per_s for level in levels], linestyle="--", color="grey", label="arrived")
+    good.plot(load, [level.offered_per_s for level in levels], linestyle="--", color="grey", label="offered")
     good.plot(load, [level.goodput_per_s for level in levels], marker="o", label=f"first token within {GOOD_S:g} s")
+    good.plot(load, [level.refused_per_s for level in levels], marker="x", color="tab:red", label="refused")
     for axes, title, unit in (
         (waits, "time to first token", "s"),
         (gaps, "between tokens", "ms"),
@@ -165,31 +156,6 @@ def plot(levels: list[Level], capacity: float, file: Path) -> None:
         axes.set(title=title, xlabel="offered load, % of capacity", ylabel=unit, ylim=(0, None))
         axes.legend()
     figure.savefig(file, dpi=110)
-
-
-async def soak(run: Bench, path: Path, per_s: float, minutes: float) -> None:
-    """Quarters of the whole time; the first is the warm-up."""
-    quarters: list[Level] = []
-    memory: list[float] = []
-    console = Console(file=sys.stderr)
-    for quarter in range(4):
-        seconds = minutes * 60 / 4
-        stories = await open_loop(path, per_s, seconds, 100 + quarter, vanish=True)
-        quarters.append(Level(per_s, seconds, stories))
-        async with Client(path) as client:
-            report = await client.status()
-        memory.append(report["memory"]["rss_bytes"] / 2**20)
-        rows = report["rows"]
-        left = sum(rows[state] for state in ("running", "waiting", "prefilling", "set_aside"))
-        assert not left, f"all have ended, but {rows}"
-        console.print(f"quarter {quarter + 1}: {len(stories)} requests, {memory[-1]:.0f} MiB", highlight=False)
-    case = f"{minutes:g} minutes at {per_s:.2f} requests/s; the second quarter as peer"
-    run.add(case, "resident memory", "MiB", [memory[3]], [memory[1]], more_is_better=False)
-    for share in (0.5, 0.99):
-        waits = [[percentile(quarters[place].ttft_s, share)] for place in (3, 1)]
-        run.add(case, f"time to first token, p{share * 100:.0f}", "s", *waits, more_is_better=False)
-    failed = [story.outcome for level in quarters for story in level.stories]
-    run.add(case, "failed", "requests", [sum(each not in ("done", "vanished", "overloaded") for each in failed)])
 
 
 @contextmanager
@@ -218,9 +184,6 @@ def main() -> None:
         prompts, answers = (f"{least} to {most}" for least, most in (PROMPT_TOKENS, ANSWER_TOKENS))
         case = f"prompts of {prompts}, answers of {answers} tokens, {ROWS} rows"
         run.add(case, "capacity", "requests/s", [capacity])
-        if run.flags["soak"]:
-            trio.run(soak, run, path, 0.8 * capacity, float(run.flags["soak"]))
-            return
         levels = []
         for seed, part in enumerate(LEVELS):
             per_s = part * capacity

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Open-loop load on a daemon under its units for so many minutes, some of its clients vanishing.
+# Requests and clients of every kind on a daemon under its units for so many minutes.
 . /opt/trial/installed.sh
 
 # What is remembered is at its limits, in memory and on disk, before the second quarter ends.
@@ -16,7 +16,7 @@ systemctl start laned.socket
 set +e
 say load
 cd /opt/clone
-HOME=/tmp TERM=dumb /opt/laned/bin/python -m tests.bench.load --soak "$1" --socket /run/laned/laned.sock --json /opt/trial/soak.json 2>&1
+HOME=/tmp TERM=dumb /opt/laned/bin/python -m tests.bench.soak --minutes "$1" --socket /run/laned/laned.sock --json /opt/trial/soak.json 2>&1
 say state
 show laned ActiveState
 show laned NRestarts
