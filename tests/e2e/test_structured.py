@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from textwrap import indent
 from typing import Any
 
-import jsonschema
 import pytest
 import trio
 
@@ -16,7 +14,7 @@ from scheduler.client import Client
 from scheduler.protocol import Done
 from tests.e2e.daemon import Daemon
 from tests.e2e.test_commands import readme_example
-from tests.lanes.schemas import schemas
+from tests.lanes.schemas import assert_valid, schemas
 from tests.scheduler.trio_test import trio_test
 
 MAX_TOKENS = 400
@@ -35,10 +33,6 @@ async def answers(daemon: Daemon, wanted: list[dict[str, Any]], prompt: str = "A
         for place in range(len(wanted)):
             nursery.start_soon(ask, client, place)
     return [each for each in done if each is not None]
-
-
-def assert_valid(text: str, schema: dict[str, Any]) -> None:
-    jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
 
 
 @trio_test

@@ -1,8 +1,12 @@
 """JSON schemas of many kinds, made by a seed. Each bounds what keeps to it, so that any model comes to an end."""
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
+
+import jsonschema
+from jsonschema import Draft202012Validator
 
 Schema = dict[str, Any]
 
@@ -10,6 +14,12 @@ NAMES = ("id", "name", "age", "tags", "price", "is_open", "a-b", 'quo"te', "$x")
 PATTERNS = ("^[a-z]{2,5}$", "^[A-Z]-[0-9]{3}$", "^(yes|no)$", "^[0-9a-f]{4}$", "^ab*$")
 FORMATS = ("date", "uuid", "ipv4")
 MOST_DEPTH = 3
+
+
+def assert_valid(text: str, schema: Schema) -> None:
+    """JSON that keeps to the schema, its formats too."""
+    checker = Draft202012Validator.FORMAT_CHECKER
+    jsonschema.validate(json.loads(text), schema, Draft202012Validator, format_checker=checker)
 
 
 def schemas(number: int, seed: int = 0) -> list[Schema]:
