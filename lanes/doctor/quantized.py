@@ -96,7 +96,8 @@ class Matrix:
         self.bits = bits
         self.dtype = dtype
         self.transpose = case.transpose
-        self.batch, shared = ((2, HEADS, 2), (2, HEADS, 1)) if case.batched else ((), ())
+        self.batch: tuple[int, ...] = (2, HEADS, 2) if case.batched else ()
+        shared = (2, HEADS, 1) if case.batched else ()
         self.inner, outer = (DIM, COLUMNS) if case.transpose else (COLUMNS, DIM)
         shape = (outer, self.inner) if case.transpose else (self.inner, outer)
         w = mx.random.normal((*shared, *shape), key=mx.random.key(99)).astype(dtype)
