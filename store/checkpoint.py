@@ -5,7 +5,9 @@ that keeps every token has a column for each; a ring has the last ones (and some
 a token count: it is what a recurrent layer made of all tokens before. A row with rings or state can be taken up again
 only at a **boundary**, a token count at which these were saved; one with neither, at any token.
 
-Arrays have no axis for rows here. Imports nothing of the project, and no MLX.
+Arrays have no axis for rows here.
+
+This file imports nothing of the project, and no MLX.
 """
 
 from __future__ import annotations

@@ -18,8 +18,10 @@ Limits, and what they defend:
 
 What remains is a factor of about 20 between a frame and its objects (strings of two letters), for one frame at a time.
 
-This file does no input or output: bytes go in, maps come out. A stream in which one frame is broken has no next frame
-that can be trusted, so a decoder that has raised raises the same error from then on.
+A stream in which one frame is broken has no next frame that can be trusted: it ends there.
+
+This file does no input or output: bytes go in, maps come out. A decoder that has raised raises the same error from then
+on.
 """
 
 import struct

@@ -1,17 +1,18 @@
 """The reference of `laned serve`'s options, made from their one table: a file to start from, and a page to read.
 
-python -m scheduler.commands.reference       writes deploy/config.example.toml and docs/options.md, in a clone
+python -m scheduler.commands.reference       in a clone, writes both, and what layout_pages.py makes
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from scheduler.commands.layout_pages import store_page, wire_page
 from scheduler.option import Option
 from scheduler.options import OPTIONS
 
@@ -74,10 +75,18 @@ def _default(option: Option) -> str:
     return shown if isinstance(value, int | float) and shown.replace(".", "").isdecimal() else json.dumps(shown)
 
 
+# What is made, by its path in a clone.
+MADE: dict[str, Callable[[], str]] = {
+    "deploy/config.example.toml": example,
+    "docs/options.md": page,
+    "docs/wire.md": wire_page,
+    "docs/store-format.md": store_page,
+}
+
+
 def main() -> None:
-    root = Path(__file__).parents[2]
-    (root / "deploy" / "config.example.toml").write_text(example(), encoding="utf-8")
-    (root / "docs" / "options.md").write_text(page(), encoding="utf-8")
+    for path, make in MADE.items():
+        (Path(__file__).parents[2] / path).write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The example of a configuration and the page of options are as the table of options is."""
+"""The example of a configuration and the page of options are as the table of options is. That they are up to date:
+tests/docs/test_layout_pages.py."""
 
 import re
 import tomllib
@@ -12,12 +13,6 @@ from scheduler.options import OPTIONS
 from tests.deploy.folder import DEPLOY
 
 EXAMPLE = DEPLOY / "config.example.toml"
-AGAIN = "run `python -m scheduler.commands.reference`"
-
-
-def test_the_example_and_the_page_are_up_to_date() -> None:
-    assert EXAMPLE.read_text() == reference.example(), AGAIN
-    assert (DEPLOY.parent / "docs" / "options.md").read_text() == reference.page(), AGAIN
 
 
 def test_the_example_is_a_configuration() -> None:
