@@ -6,10 +6,10 @@ Each command is imported when it is called, so that `laned ask` need not wait fo
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from scheduler.usage import CommandFailed, Parser, UsageError, nearest
+from scheduler.usage import Command, CommandFailed, Parser, UsageError, nearest
 
 
 def _serve(argv: Sequence[str]) -> int:
@@ -101,7 +101,13 @@ def _uninstall_service(argv: Sequence[str]) -> int:
     return install.uninstall(argv)
 
 
-_COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+def _completion(argv: Sequence[str]) -> int:
+    from scheduler.commands import completion
+
+    return completion.main(argv, _COMMANDS)
+
+
+_COMMANDS: dict[str, tuple[str, Command]] = {
     "serve": ("load a model and serve it on a Unix socket", _serve),
     "ask": ("send a prompt to a running daemon and print the answer as it comes", _ask),
     "status": ("show what a running daemon is doing", _status),
@@ -114,6 +120,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "store": ("look at what daemons remember in a folder, check it, tidy it; keep it for several of them", _store),
     "install-service": ("write the files that make systemd or launchd run it here", _install_service),
     "uninstall-service": ("stop that service and remove its files", _uninstall_service),
+    "completion": ("write a script that makes a shell complete all this", _completion),
 }
 
 _HELP = f"""usage: laned COMMAND [OPTIONS]

@@ -2,8 +2,14 @@
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
+
+# What runs with the arguments behind a command's name; returns the exit status.
+Command = Callable[[Sequence[str]], int]
+
+# Arguments that nobody can type: they are told by being this very object.
+_PARSER_ALONE = ("",)
 
 
 class UsageError(Exception):
@@ -17,6 +23,22 @@ class CommandFailed(Exception):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that a person most likely meant, if any comes close."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+
+
+class _Made(Exception):
+    """Carries a command's parser out of it."""
+
+    def __init__(self, parser: "Parser") -> None:
+        self.parser = parser
+
+
+def parser_of(command: Command) -> "Parser":
+    """The parser that a command makes before all else. Nothing is run."""
+    try:
+        command(_PARSER_ALONE)
+    except _Made as made:
+        return made.parser
+    raise AssertionError(f"{command} parses nothing")
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +56,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Raises UsageError."""
+        if argv is _PARSER_ALONE:
+            raise _Made(self)
         found, unknown = self.parse_known_args(argv)
         if not unknown:
             return found

@@ -16,7 +16,8 @@ class Kind:
 
     read: from a flag's text to the value that a TOML file would hold. check: from that value to the option's.
     Both raise ValueError or TypeError for what does not fit. show: from the option's value to a flag's text. is_list: a
-    flag may be given several times, with several texts, and check gets all of them.
+    flag may be given several times, with several texts, and check gets all of them. choices: all texts that fit, where
+    these are few.
     """
 
     noun: str
@@ -24,6 +25,7 @@ class Kind:
     check: Callable[[Any], Any]
     show: Callable[[Any], str] = str
     is_list: bool = False
+    choices: tuple[str, ...] = ()
 
 
 def _require(fits: bool) -> None:
@@ -97,7 +99,7 @@ def choice(*choices: str) -> Kind:
         _require(isinstance(value, str) and value.lower() in choices)
         return str(value).lower()
 
-    return Kind(f"{', '.join(choices[:-1])} or {choices[-1]}", str, check)
+    return Kind(f"{', '.join(choices[:-1])} or {choices[-1]}", str, check, choices=choices)
 
 
 def one_of_numbers(*choices: int) -> Kind:
@@ -105,7 +107,8 @@ def one_of_numbers(*choices: int) -> Kind:
         _require(type(value) is int and value in choices)
         return int(value)
 
-    return Kind(f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}", int, check)
+    texts = tuple(map(str, choices))
+    return Kind(f"{', '.join(texts[:-1])} or {texts[-1]}", int, check, choices=texts)
 
 
 def switch() -> Kind:

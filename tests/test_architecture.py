@@ -42,6 +42,7 @@ ALSO = {
     "lanes/sources.py": {"huggingface_hub"},
     "scheduler/loading.py": {"lanes"},
     "scheduler/commands/plot.py": {"matplotlib"},
+    "scheduler/commands/completion.py": {"shtab"},
 }
 # The scheduler imports those of the first lines; the BLAS has to be in place before MLX is.
 WITHOUT_MLX = {

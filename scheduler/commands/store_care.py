@@ -93,7 +93,7 @@ def rm(argv: Sequence[str]) -> int:
         ),
     )
     options.add_argument("id", metavar="ID", nargs="*", help="segments' ids, or how they begin")
-    options.add_argument("--model", metavar="MODEL", help="all of the model whose fingerprint begins so")
+    options.add_argument("--model", metavar="FINGERPRINT", help="all of the model whose fingerprint begins so")
     options.add_argument("--all", action="store_true", help="everything that the store has written")
     chosen = options.parse(argv)
     if bool(chosen.id) + (chosen.model is not None) + chosen.all != 1:

@@ -10,29 +10,29 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from scheduler.commands.store_listing import folder_of, listing
 from scheduler.commands.store_tables import show_listing, show_segment
-from scheduler.usage import Parser, UsageError, nearest
+from scheduler.usage import Command, Parser, UsageError, nearest
 
 USUAL_CHAINS = 20
 
 
 def main(argv: Sequence[str]) -> int:
-    names = ", ".join(_COMMANDS)
+    names = ", ".join(COMMANDS)
     if not argv:
         raise UsageError(f"A command is missing: {names}. `laned store --help` explains them.")
     first, rest = argv[0], argv[1:]
     if first in ("-h", "--help", "help"):
         print(_HELP, end="")
         return 0
-    if first not in _COMMANDS:
-        guess = nearest(first, _COMMANDS)
+    if first not in COMMANDS:
+        guess = nearest(first, COMMANDS)
         raise UsageError(f"There is no command `store {first}`: {f'did you mean {guess}' if guess else names}?")
-    return _COMMANDS[first][1](rest)
+    return COMMANDS[first][1](rest)
 
 
 def parser(command: str, description: str, examples: Sequence[str]) -> Parser:
@@ -117,7 +117,7 @@ def _serve(argv: Sequence[str]) -> int:
     return store_serve.main(argv)
 
 
-_COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+COMMANDS: dict[str, tuple[str, Command]] = {
     "serve": ("keep a folder for several daemons of this host", _serve),
     "ls": ("list what is kept, as conversations", _ls),
     "show": ("show one segment: its tokens, its chain, its tensors", _show),
@@ -131,7 +131,11 @@ _HELP = f"""usage: laned store COMMAND --store DIR [OPTIONS]
 What daemons remember in a folder.
 
 commands:
-{chr(10).join(f"  {name:<8}{summary}" for name, (summary, _) in _COMMANDS.items())}
+{chr(10).join(f"  {name:<8}{summary}" for name, (summary, _) in COMMANDS.items())}
 
   laned store COMMAND --help explains a command.
+
+examples:
+  laned store ls --store ~/.cache/laned
+  laned store verify --store ~/.cache/laned
 """
