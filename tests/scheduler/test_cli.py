@@ -1,6 +1,7 @@
 """The command `laned`: exit statuses, one sentence for a mistake, and no model's library where none is needed."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import cli
+from scheduler.commands import store_commands
 from scheduler.usage import CommandFailed, UsageError
 
 # Runs the command in-process and tells on stderr's last line which of the heavy libraries it has imported.
@@ -35,11 +37,9 @@ def said(done: "subprocess.CompletedProcess[str]") -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize(
-    "command", ["serve", "ask", "status", "inspect", "demo", "install-service", "uninstall-service"]
-)
+@pytest.mark.parametrize("command", [*cli._COMMANDS, *(f"store {name}" for name in store_commands.COMMANDS)])
 def test_help_explains_with_examples_and_loads_no_model_library(command: str) -> None:
-    done = laned(command, "--help")
+    done = laned(*command.split(), "--help")
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: laned {command}")
     assert f"examples:\n  laned {command}" in done.stdout
@@ -49,8 +49,8 @@ def test_help_explains_with_examples_and_loads_no_model_library(command: str) ->
 def test_the_commands_are_listed_and_the_versions_told() -> None:
     done = laned("--help")
     assert done.returncode == 0
-    for command in ("serve", "ask", "status", "inspect", "demo"):
-        assert f"\n  {command} " in done.stdout
+    for command, (summary, _) in cli._COMMANDS.items():
+        assert re.search(rf"^  {command} +{re.escape(summary)}$", done.stdout, re.MULTILINE)
     assert said(done) == ""
     done = laned("--version")
     assert done.returncode == 0
