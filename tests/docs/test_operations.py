@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from scheduler.options import OPTIONS
 from tests.deploy.exposed import series
 from tests.docs.log_lines import log_lines
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, ROOT
 
 PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
 # Options of other commands that it tells of.
@@ -38,3 +40,17 @@ def test_every_option_that_it_names_is_one() -> None:
 @pytest.mark.parametrize("status", ["0", "1", "2"])
 def test_every_exit_status_is_told(status: str) -> None:
     assert re.search(rf"^\| {status} \| ", PAGE, re.MULTILINE)
+
+
+def test_what_it_quotes_is_said_somewhere() -> None:
+    source = "".join(
+        path.read_text(encoding="utf-8").lower()
+        for package in ("scheduler", "store")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    symptoms = PAGE.partition("## When something is wrong")[2]
+    quoted = [said for said in re.findall(r"^\| `([^`]+)` \|", symptoms, re.MULTILINE) if "..." in said]
+    assert len(quoted) > 4
+    system = {f"({os.strerror(number)})" for number in (errno.ENOENT, errno.ECONNREFUSED)}
+    parts = {part.strip() for said in quoted for part in said.split("...")} - system
+    assert [part for part in parts if part.lower() not in source] == []
