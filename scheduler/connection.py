@@ -80,6 +80,11 @@ class Service(Protocol):
         """Idempotent; leads to Done(finish_reason="cancelled") through reply."""
         ...
 
+    @property
+    def retry_after_s(self) -> float:
+        """When one who asks for too much now had better come again."""
+        ...
+
     def status(self) -> protocol.Status: ...
 
     async def change_adapters(self, message: protocol.LoadAdapter | protocol.UnloadAdapter) -> protocol.Adapters:
@@ -248,9 +253,7 @@ class _Connection:
         if id in self._rows:
             raise BadMessage("duplicate_id", f"request {shown(id)} still runs, and goes on: choose another id", id)
         try:
-            num_left = sum(self._num_left.values())
-            if num_left + message.n > self._limits.requests:
-                raise Overloaded(f"{num_left} answers are under way on this connection, that is its limit", 1.0)
+            self._check_number(message.n)
             self._rows[id], self._num_left[id] = None, message.n
             row_id = await self._service.submit(message, self._reply)
             # It may have ended meanwhile.
@@ -259,6 +262,22 @@ class _Connection:
         except Refused as refusal:
             retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else None
             self._reply(protocol.Error(refusal.code, refusal.message, id, retry_after_s))
+
+    def _check_number(self, n: int) -> None:
+        """Raises Refused where a request asks for more answers than the connection may have now, or ever."""
+        most, num_left = self._limits.requests, sum(self._num_left.values())
+        if n > most:
+            raise Refused(
+                "bad_request",
+                f"n is {n}, but a connection may have {most} answers under way (--max-requests-per-connection): ask "
+                f"for {most} or fewer",
+            )
+        if num_left + n > most:
+            raise Overloaded(
+                f"{num_left} answers are under way on this connection, which may have {most} "
+                "(--max-requests-per-connection); try again later",
+                self._service.retry_after_s,
+            )
 
     async def _change_adapters(self, message: protocol.LoadAdapter | protocol.UnloadAdapter) -> None:
         try:

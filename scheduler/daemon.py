@@ -241,7 +241,9 @@ class Daemon:
         """Until the end is asked for."""
         try:
             async with door.open() as listener, trio.open_nursery() as accepting:
-                accepting.start_soon(accept, listener, self._serve_client, clients, door.access)
+                accepting.start_soon(
+                    accept, listener, self._serve_client, clients, door.access, lambda: self.service.retry_after_s
+                )
                 logger.info("serving %s on %s", self.service.name, door.name)
                 self._notifier.ready(self._state())
                 # One that came while the model was loading is answered now, and none once we are going down.

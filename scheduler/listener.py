@@ -111,8 +111,10 @@ async def accept(
     handler: Callable[[trio.SocketStream], Awaitable[object]],
     handlers: trio.Nursery,
     access: Access = OWNER_ALONE,
+    retry_after_s: Callable[[], float] = lambda: 1.0,
 ) -> None:
-    """Start handler(stream) in the nursery `handlers` for each client that is let in, until cancelled.
+    """Start handler(stream) in the nursery `handlers` for each client that is let in, until cancelled. retry_after_s:
+    when one whom there is no room for had better come again.
 
     To cancel this closes the listener and leaves the handlers running.
     """
@@ -126,7 +128,8 @@ async def accept(
                 logger.warning("user %d may not connect: --allow-user and --allow-group name who may", peer.uid)
                 await _turn_away(stream, Error("forbidden", f"user {peer.uid} is not let in here"))
             elif num_open >= MAX_CONNECTIONS:
-                await _turn_away(stream, Error("overloaded", f"{num_open} connections are open", retry_after_s=1.0))
+                full = Error("overloaded", f"{num_open} connections are open", retry_after_s=retry_after_s())
+                await _turn_away(stream, full)
             else:
                 num_open += 1
                 try:

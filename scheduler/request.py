@@ -161,6 +161,12 @@ class Request:
         """Tokens that the row's caches hold in the lane, the next step's included."""
         return len(self.wish.prompt) + self.num_dispatched
 
+    @property
+    def held_row_s(self) -> float | None:
+        """From its admission to its end; None where one of these has not been."""
+        admitted_s, finished_s = self.times.admitted_s, self.times.finished_s
+        return None if admitted_s is None or finished_s is None else finished_s - admitted_s
+
     def advance(self, state: State) -> None:
         if state not in MOVES[self.state]:
             raise IllegalMove(f"request {self.row_id} cannot go from {self.state.value} to {state.value}")

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Iterator
 from lanes.lane import Freeze, Logprob, Step, StepResult
 from scheduler.budget import HEADROOM_TOKENS, UNLIMITED, Budget
 from scheduler.chunks import ChunkPlan
-from scheduler.errors import Overloaded
+from scheduler.errors import Overloaded, Refused
 from scheduler.rates import ChunkSize, PromptRate
 from scheduler.remembering import Remembering
 from scheduler.request import Request, State
+from scheduler.turnover import Turnover
 from store.checkpoint import Destination
-
-# When a row will be free is not known; a client that asks again once a second is no burden.
-RETRY_AFTER_S = 1.0
 
 
 class BatchScheduler:
@@ -41,6 +39,7 @@ class BatchScheduler:
         self._chunks = ChunkPlan(chunk_size, shared_prompt_tokens)
         self.remembering = remembering
         self.prompt_rate = PromptRate()
+        self._turnover = Turnover()
         self.requests: dict[int, Request] = {}
         self._queue: list[Request] = []
         self._recalling: dict[int, Request] = {}
@@ -77,13 +76,26 @@ class BatchScheduler:
         """Requests beyond the queue, in the order of their arrival."""
         return [request for request in self.requests.values() if request.state is not State.WAITING]
 
+    @property
+    def retry_after_s(self) -> float:
+        """When one who is refused now had better come again; see Turnover."""
+        return self._turnover.retry_after_s(len(self._queue), self.max_rows)
+
     def submit(self, *requests: Request) -> None:
-        """Queue a request, or several answers' to one prompt. Raises Overloaded when the queue is too full for all."""
+        """Queue a request, or several answers' to one prompt. Raises Overloaded when the queue is too full for all,
+        Refused when it always will be."""
+        most = self.max_queue + self.max_rows
+        if len(requests) > most:
+            raise Refused(
+                "bad_request",
+                f"n is {len(requests)}, but no more than {most} answers can wait and run together (--max-queue and "
+                f"--max-rows): ask for {most} or fewer",
+            )
         free = 0 if self._aside else self.max_rows - self.num_prefilling - len(self._merged)
         if len(self._queue) + len(requests) > self.max_queue + max(free, 0):
             raise Overloaded(
                 f"{len(self._queue)} requests wait already, which is the limit (--max-queue); try again later",
-                RETRY_AFTER_S,
+                self.retry_after_s,
             )
         for request in requests:
             self.requests[request.row_id] = request
@@ -227,6 +239,8 @@ class BatchScheduler:
         """Forget a request that was told its end; its row leaves the engine with the next turn."""
         row_id = request.row_id
         del self.requests[row_id]
+        if request.held_row_s is not None:
+            self._turnover.observe(request.held_row_s)
         places = (self._recalling, self._prompts, self._merged, self._aside)
         if any(place.pop(row_id, None) for place in places):
             self._leaving.append(request)

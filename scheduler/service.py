@@ -76,6 +76,10 @@ class Service:
         remembering = self.loop.scheduler.remembering
         return remembering.store if remembering else None
 
+    @property
+    def retry_after_s(self) -> float:
+        return self.loop.scheduler.retry_after_s
+
     def hello(self) -> Hello:
         return Hello(version=PROTOCOL_VERSION, server=f"laned {self.version}", model=self.name)
 

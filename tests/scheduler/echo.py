@@ -46,6 +46,10 @@ class EchoService:
         self.num_cancelled = 0
         self.adapters: dict[str, str] = {}
 
+    @property
+    def retry_after_s(self) -> float:
+        return 1.0 + len(self.rows)
+
     def hello(self) -> Hello:
         return Hello(PROTOCOL_VERSION, "echo", "none")
 

@@ -104,6 +104,18 @@ async def test_requests_of_one_connection_are_limited(path: Path) -> None:
 
 
 @trio_test
+async def test_more_answers_than_a_connection_may_have_are_refused_with_the_number_that_would_do(path: Path) -> None:
+    async with serving(path, Limits(requests=2)) as daemon, connected(path) as raw:
+        await raw.send(submit(1, "hang"), submit(2, "a", n=3), submit(3, "a", n=2))
+        never, later = await raw.until("error"), await raw.until("error")
+        assert (never["id"], never["code"], "retry_after_s" in never) == (2, "bad_request", False)
+        assert "ask for 2 or fewer" in never["message"]
+        assert (later["id"], later["code"]) == (3, "overloaded")
+        assert later["retry_after_s"] == daemon.service.retry_after_s
+        await raw.send({"type": "cancel", "id": 1})
+
+
+@trio_test
 async def test_a_request_runs_until_its_last_answer_has_ended(path: Path) -> None:
     """Its id is taken, its answers count against the limit, and to cancel it cancels those that are left."""
     async with serving(path, Limits(requests=3)), connected(path) as raw:

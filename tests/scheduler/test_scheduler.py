@@ -284,6 +284,21 @@ def test_the_queue_is_bounded_also_before_the_next_turn(num_running: int) -> Non
     bench.run()
 
 
+def test_who_is_refused_is_told_to_come_back_when_those_who_wait_have_been_served() -> None:
+    """Each holds a row for 4 s and more here, and two rows serve side by side."""
+    bench = Bench(max_rows=2, max_queue=100)
+    for _ in range(4):
+        bench.submit([5], max_tokens=4)
+    bench.run()
+    told = []
+    for _ in range(20):
+        bench.submit([5], max_tokens=4)
+        told.append(bench.scheduler.retry_after_s)
+    assert told == sorted(told)
+    assert 2 * told[9] == told[19]
+    assert 10 * 4 / 2 <= told[9] <= 10 * 6 / 2
+
+
 def test_check_sees_a_request_in_two_places() -> None:
     bench = Bench()
     bench.submit([1] * 30)

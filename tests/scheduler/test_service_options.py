@@ -99,12 +99,22 @@ async def test_one_token_needs_no_processing_however_many_answers() -> None:
 @in_trio
 async def test_all_or_none_of_several_answers_are_queued() -> None:
     async with echo_daemon(max_queue=3, run_loop=False) as daemon:
+        await submit(daemon, prompt="a")
         with pytest.raises(Overloaded):
-            await submit(daemon, prompt="a", n=8)
-        assert not daemon.loop.scheduler.requests
-        await submit(daemon, prompt="a", n=7)
+            await submit(daemon, prompt="a", n=7)
+        assert daemon.loop.scheduler.num_waiting == 1
+        await submit(daemon, prompt="a", n=6)
         assert daemon.loop.scheduler.num_waiting == 7
         daemon.loop.scheduler.fail_all("internal", "the test is over", 0.0)
+
+
+@in_trio
+async def test_more_answers_than_can_ever_wait_are_refused_with_the_number_that_would_do() -> None:
+    async with echo_daemon(max_queue=3, run_loop=False) as daemon:
+        with pytest.raises(Refused, match=f"ask for {INFO.max_rows + 3} or fewer") as refused:
+            await submit(daemon, prompt="a", n=INFO.max_rows + 4)
+        assert (type(refused.value), refused.value.code) == (Refused, "bad_request")
+        assert not daemon.loop.scheduler.requests
 
 
 @settings(max_examples=40, deadline=None)
