@@ -67,7 +67,8 @@ class Loop:
     async def wait_idle(self) -> None:
         """Return when no request is left and the engine holds no row, or has failed."""
         while self.failure is None and (self.scheduler.requests or not self._idle.is_set()):
-            await self._idle.wait()
+            # It rests with requests left, too: those that wait for what is read.
+            await (self._turned.park() if self._idle.is_set() else self._idle.wait())
             await trio.lowlevel.checkpoint()
 
     async def wait_booked(self) -> None:
@@ -154,8 +155,11 @@ class Loop:
         self._turned.unpark_all()
         while not self._work.is_set():
             self._beat()
-            with trio.move_on_after(self._notifier.beat_s) as nap:
+            late_s = self.scheduler.first_deadline_s
+            with trio.move_on_at(min(trio.current_time() + self._notifier.beat_s, late_s)) as nap:
                 await self._work.wait()
+            if trio.current_time() >= late_s:
+                break
             if nap.cancelled_caught:
                 # Whether the model's thread still answers, only a question to it can tell.
                 await self._read_gauges()

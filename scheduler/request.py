@@ -12,6 +12,7 @@ Only advance() changes the state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -143,8 +144,13 @@ class Request:
         """Who goes first: the lowest. Waiting counts as much as priority does, so that nobody waits for ever."""
         return self.times.arrived_s + self.wish.priority * WAIT_PER_PRIORITY_S, self.row_id
 
+    @property
+    def deadline_s(self) -> float:
+        """When it has to have ended; infinite where that does not matter."""
+        return math.inf if self.wish.timeout_s is None else self.times.arrived_s + self.wish.timeout_s
+
     def is_late(self, now_s: float) -> bool:
-        return self.wish.timeout_s is not None and now_s - self.times.arrived_s > self.wish.timeout_s
+        return now_s >= self.deadline_s
 
     @property
     def is_kept(self) -> bool:

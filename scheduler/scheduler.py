@@ -6,6 +6,7 @@ already dispatched leaves at once; the token itself arrives a turn later.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
 
@@ -70,6 +71,11 @@ class BatchScheduler:
     @property
     def num_aside(self) -> int:
         return len(self._aside)
+
+    @property
+    def first_deadline_s(self) -> float:
+        """When plan() has to be asked at the latest, whatever else happens; infinite where nobody is in a hurry."""
+        return min((request.deadline_s for request in self.requests.values()), default=math.inf)
 
     @property
     def under_way(self) -> list[Request]:

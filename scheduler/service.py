@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -89,20 +90,16 @@ class Service:
         self.metrics.arrived()
         try:
             self._refuse_when_ending()
-            prompt, system_tokens = await self._tokenize(message)
-            wish = self._wish(message, prompt, system_tokens)
-            if wish.sampling.grammar is not None:
-                await self._check_grammar(wish.sampling.grammar)
-            requests = self._requests(message, wish, reply, arrived_s)
+            with trio.move_on_at(arrived_s + (message.timeout_s or math.inf)) as patience:
+                requests = await self._prepare(message, reply, arrived_s)
+            if patience.cancelled_caught:
+                raise Refused("timed_out", f"it could not be queued within {message.timeout_s:g} s")
             request = requests[0]
-            if self.store is not None and wish.reads_store:
-                request.found = await self.store.find(prompt, wish.namespace, len(prompt) - 1)
-                self.metrics.store_asked(hit=request.found.tokens > 0)
             try:
                 self._refuse_when_ending()
-                self.adapters.check(wish.adapter)
+                self.adapters.check(request.wish.adapter)
                 self.loop.scheduler.submit(*requests)
-                self.adapters.hold(wish.adapter, len(requests))
+                self.adapters.hold(request.wish.adapter, len(requests))
             except Refused:
                 request.forget_found()
                 raise
@@ -124,9 +121,21 @@ class Service:
         self.loop.wake()
         return request.row_id
 
+    async def _prepare(self, message: Submit, reply: Callable[[Reply], None], arrived_s: float) -> list[Request]:
+        """What is to be queued, one for each answer; all that takes time is done. Raises Refused."""
+        prompt, system_tokens = await self._tokenize(message)
+        wish = self._wish(message, prompt, system_tokens)
+        if wish.sampling.grammar is not None:
+            await self._check_grammar(wish.sampling.grammar)
+        requests = self._requests(message, wish, reply, arrived_s)
+        if self.store is not None and wish.reads_store:
+            requests[0].found = found = await self.store.find(prompt, wish.namespace, len(prompt) - 1)
+            self.metrics.store_asked(hit=found.tokens > 0)
+        return requests
+
     async def _check_grammar(self, grammar: Grammar) -> None:
         try:
-            await trio.to_thread.run_sync(self.tokenizer.check_grammar, grammar)
+            await trio.to_thread.run_sync(self.tokenizer.check_grammar, grammar, abandon_on_cancel=True)
         except ValueError as error:
             raise Refused("bad_request", f"structured_outputs: {error}") from error
 
