@@ -135,6 +135,8 @@ class Decoder:
         del self._settings[row_id]
         self._entering.pop(row_id, None)
         self._history.leave(row_id)
+        if not self._settings:
+            self.clear()
 
     def set_aside(self, row_id: int) -> list[Any]:
         """Take a row out with its caches as they are after the step that is dispatched."""
@@ -143,7 +145,7 @@ class Decoder:
         return row
 
     def clear(self) -> None:
-        """Forget all rows, as after a failed step."""
+        """Forget all rows, and what the steps of those who have left were made of."""
         self.caches.clear()
         self._settings.clear()
         self._entering.clear()
@@ -226,6 +228,8 @@ class Decoder:
         merged = {row for row in self.caches.table.rows if row is not None}
         assert merged == set(self._settings), f"rows {merged}, settings of {set(self._settings)}"
         assert set(self._entering) <= merged, f"rows {set(self._entering) - merged} enter but are not merged"
+        assert merged or (self.last is None and self._drawing is None), "no rows, but what their last step was made of"
+        self._history.check(merged)
 
 
 def _with_drafts(inputs: mx.array, drafts: Sequence[Sequence[int]]) -> mx.array:

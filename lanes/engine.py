@@ -392,5 +392,7 @@ class MlxEngine:
         assert len(places) == len(set(places)), f"a row is in two places: {sorted(places)}"
         assert self.memory.rows <= set(places), f"rows {self.memory.rows} are remembered, {sorted(places)} are there"
         assert self.adapters.rows <= set(places), f"rows {self.adapters.rows} have adapters, {sorted(places)} are there"
+        bound = self.grammars.rows if self.grammars else set()
+        assert bound <= set(places), f"rows {sorted(bound)} have grammars, {sorted(places)} are there"
         drafting = self.speculation.rows if self.speculation else set()
         assert drafting <= set(places), f"rows {sorted(drafting)} have drafts, {sorted(places)} are there"

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import llguidance
 import llguidance.numpy
@@ -24,7 +25,8 @@ from lanes.lane import Grammar
 # Whitespace between JSON's tokens: a space, or a new line and its indentation. Let free, small models write nothing
 # else for hundreds of tokens.
 JSON_WHITESPACE = r"(\x20|\x0A(\x20{0,32}|\x09{0,8}))?"
-# A compiled grammar takes some hundred kilobytes, and a service asks for the same few again and again.
+# A compiled grammar takes some hundred kilobytes, and a service asks for the same few again and again: so many stay
+# although nobody has them.
 MAX_COMPILED = 64
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
@@ -34,15 +36,26 @@ class GrammarError(ValueError):
     """The grammar is none, or too much; the message says why."""
 
 
+class Compiled:
+    """A grammar that is not compiled again as long as somebody has this."""
+
+    __slots__ = ("__weakref__", "matcher")
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+
+
 class GrammarCompiler:
-    """Makes matchers for one tokenizer. May be used from several threads."""
+    """Makes matchers for one tokenizer. May be used from several threads: compiling may take seconds, and is done
+    before a row is admitted, on none that others wait for. What was compiled for a row is to be held until then."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         """tokenizer: a transformers tokenizer."""
         self._tokenizer = tokenizer
         self._eos_token_ids = list(eos_token_ids)
         self._tables: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
+        self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -51,22 +64,31 @@ class GrammarCompiler:
         with suppress(GrammarError), self._lock:
             self._tables = self._tables or self._read_tokenizer()
 
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Raises GrammarError."""
+        with self._lock:
+            if (known := self._compiled.get(grammar)) is not None:
+                return self._used(grammar, known)
+            tables = self._tables = self._tables or self._read_tokenizer()
+        matcher = llguidance.LLMatcher(tables, _source(grammar), log_level=0)
+        if matcher.is_error():
+            raise GrammarError(_first_line(matcher.get_error()))
+        with self._lock:
+            # Another thread may have been sooner; all are to have the same.
+            return self._used(grammar, self._compiled.setdefault(grammar, Compiled(matcher)))
+
     def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
         """A matcher at its beginning. Raises GrammarError."""
+        compiled = self.compile(grammar)
         with self._lock:
-            compiled = self._compiled.get(grammar)
-            if compiled is not None:
-                self._compiled.move_to_end(grammar)
-                return compiled.deep_copy()
-            tables = self._tables = self._tables or self._read_tokenizer()
-        compiled = llguidance.LLMatcher(tables, _source(grammar), log_level=0)
-        if compiled.is_error():
-            raise GrammarError(_first_line(compiled.get_error()))
-        with self._lock:
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+            return compiled.matcher.deep_copy()
+
+    def _used(self, grammar: Grammar, compiled: Compiled) -> Compiled:
+        self._recent[grammar] = compiled
+        self._recent.move_to_end(grammar)
+        if len(self._recent) > MAX_COMPILED:
+            self._recent.popitem(last=False)
+        return compiled
 
     @property
     def vocabulary(self) -> int:
@@ -129,6 +151,10 @@ class Grammars:
 
     def leave(self, row_id: int) -> None:
         self._matchers.pop(row_id, None)
+
+    @property
+    def rows(self) -> set[int]:
+        return set(self._matchers)
 
     def concern(self, rows: Sequence[int | None]) -> bool:
         return any(row in self._matchers for row in rows)

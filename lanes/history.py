@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import mlx.core as mx
 
@@ -39,6 +39,11 @@ class History:
     def clear(self) -> None:
         self._rows, self._tokens = (), None
         self._entering.clear()
+
+    def check(self, rows: Set[int]) -> None:
+        """rows: those that are there."""
+        assert self._entering.keys() <= rows, f"rows {self._entering.keys() - rows} have a history but are not there"
+        assert rows or self._tokens is None, "no rows, but their last tokens"
 
     def push(self, rows: tuple[int | None, ...], inputs: mx.array, width: int) -> mx.array:
         """Book that each slot's row is fed its token of inputs, int32 [slots in use]; returns the windows, `width` (at

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lanes.detokenize import Detokenizer, detokenizer_maker
-from lanes.grammar import GrammarCompiler
+from lanes.grammar import Compiled, GrammarCompiler
 from lanes.lane import Grammar
 from lanes.parts import AnswerParts
 
@@ -88,9 +88,10 @@ class Tokenizer:
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Raises GrammarError, a ValueError, if answers cannot be kept to it. To be called from any thread."""
-        self.grammars.matcher(grammar)
+    def compile_grammar(self, grammar: Grammar) -> Compiled:
+        """To be held until a row with this grammar is admitted. Raises GrammarError, a ValueError, if answers cannot be
+        kept to it. To be called from any thread."""
+        return self.grammars.compile(grammar)
 
     def token_text(self, token: int) -> str:
         """What a token reads as alone, special ones by their names; half a character as its replacement."""

@@ -105,6 +105,8 @@ class Request:
         self.failed_with: str | None = None
         self.found: Found | None = None
         self.recall: Recall | None = None
+        # Its grammar's: as long as it is here, admitting the row compiles nothing.
+        self.compiled: object | None = None
         self.num_recalled = 0
         self.num_recalled_memory = 0
         self.boundaries: tuple[int, ...] = ()

@@ -125,17 +125,18 @@ class Service:
         """What is to be queued, one for each answer; all that takes time is done. Raises Refused."""
         prompt, system_tokens = await self._tokenize(message)
         wish = self._wish(message, prompt, system_tokens)
-        if wish.sampling.grammar is not None:
-            await self._check_grammar(wish.sampling.grammar)
+        compiled = None if wish.sampling.grammar is None else await self._compile(wish.sampling.grammar)
         requests = self._requests(message, wish, reply, arrived_s)
+        for request in requests:
+            request.compiled = compiled
         if self.store is not None and wish.reads_store:
             requests[0].found = found = await self.store.find(prompt, wish.namespace, len(prompt) - 1)
             self.metrics.store_asked(hit=found.tokens > 0)
         return requests
 
-    async def _check_grammar(self, grammar: Grammar) -> None:
+    async def _compile(self, grammar: Grammar) -> object:
         try:
-            await trio.to_thread.run_sync(self.tokenizer.check_grammar, grammar, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(self.tokenizer.compile_grammar, grammar, abandon_on_cancel=True)
         except ValueError as error:
             raise Refused("bad_request", f"structured_outputs: {error}") from error
 

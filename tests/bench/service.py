@@ -44,7 +44,7 @@ class NoText:
     def token_text(self, token: int) -> str:
         return ""
 
-    def check_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> object:
         raise ValueError("there is no text to match")
 
     def stream(self, marked: bool = False) -> NoText:

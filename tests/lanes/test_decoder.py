@@ -131,6 +131,27 @@ def test_clear_forgets_all_and_the_decoder_goes_on() -> None:
     assert [dict(decoder.dispatch().read())[0] for _ in range(4)] == alone(MODEL, prompt, 4)[0]
 
 
+def test_nothing_of_the_last_row_stays_when_it_has_left() -> None:
+    """Not what it drew, nor how, nor its last tokens; and a check tells."""
+    decoder, _ = empty_decoder()
+    penalized = Sampling(repetition_penalty=1.5, logit_bias=((3, 1.0),))
+    for row_id in range(2):
+        decoder.merge(row_id, MAKE_ROW(), 0, 5, penalized, mx.array([5], dtype=mx.int32))
+    drawn = decoder.dispatch()
+    decoder.leave(0)
+    assert decoder.last is drawn
+    decoder.leave(1)
+    assert (decoder.last, decoder._drawing, decoder._history._tokens) == (None, None, None)
+    decoder.check()
+    decoder.last = drawn
+    with pytest.raises(AssertionError, match="their last step"):
+        decoder.check()
+    decoder.last = None
+    decoder._history._tokens = drawn.tokens
+    with pytest.raises(AssertionError, match="their last tokens"):
+        decoder.check()
+
+
 @pytest.mark.parametrize("num_rows", [8, 7])
 def test_steps_write_in_place(num_rows: int) -> None:
     """Pipelined as in the engine; with 7 rows in 8 slots the other form of the write."""

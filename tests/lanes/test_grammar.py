@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from lanes import grammar as grammar_module
 from lanes.batch import SlotCaches
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
 from lanes.forward import eager
-from lanes.grammar import GrammarCompiler, GrammarError, Grammars
+from lanes.grammar import MAX_COMPILED, GrammarCompiler, GrammarError, Grammars
 from lanes.lane import Chunk, Grammar, RowSpec, Sampling, Step
 from lanes.solo import RowMaker
 from tests.lanes.characters import END, character_tokenizer
@@ -149,7 +150,7 @@ def test_a_grammar_that_is_none_ends_its_row_before_its_prompt() -> None:
 )
 def test_what_is_no_grammar_is_told_in_one_line(grammar: Grammar, says: str) -> None:
     with pytest.raises(GrammarError, match=says) as raised:
-        TOKENIZER.check_grammar(grammar)
+        TOKENIZER.compile_grammar(grammar)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) <= 500
 
@@ -178,6 +179,23 @@ def test_a_compiled_grammar_is_used_again_from_its_beginning() -> None:
     assert second.consume_tokens(TOKENIZER.encode("1999-01-02"))
     assert second.is_accepting()
     assert not first.is_accepting()
+
+
+def test_what_is_held_is_compiled_once_however_many_come_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(TOKENIZER._tokenizer, [END])
+    waiting = [Grammar("regex", f"{number}") for number in range(MAX_COMPILED + 5)]
+    held = [compiler.compile(grammar) for grammar in waiting]
+    compiled: list[Grammar] = []
+    source = grammar_module._source
+    monkeypatch.setattr(grammar_module, "_source", lambda grammar: compiled.append(grammar) or source(grammar))
+    for grammar in waiting:
+        compiler.matcher(grammar)
+    assert compiled == []
+    held.clear()
+    for grammar in waiting:
+        compiler.matcher(grammar)
+    assert compiled, "what nobody has goes when others come"
+    assert len(compiler._compiled) == MAX_COMPILED
 
 
 def test_masks_are_of_the_models_size_and_free_rows_have_all() -> None:

@@ -243,3 +243,12 @@ async def test_a_grammar_is_checked_before_anything_is_queued() -> None:
         grammar = daemon.engine.specs[answers.row_id].sampling.grammar
         assert grammar is not None
         assert (grammar.kind, grammar.text) == ("regex", "a")
+
+
+@in_trio
+async def test_all_answers_hold_their_compiled_grammar_from_the_queue_on() -> None:
+    async with echo_daemon(run_loop=False) as daemon:
+        await submit(daemon, prompt="a", n=3, structured_outputs=StructuredOutputs(regex="a"))
+        waiting = daemon.loop.scheduler.requests.values()
+        assert [request.compiled for request in waiting] == ["a, compiled"] * 3
+        daemon.loop.scheduler.fail_all("internal", "the test is over", 0.0)
