@@ -6,6 +6,7 @@ the budget is asked about whole sets of rows, never about one. All lengths are i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,6 +50,11 @@ class Budget:
     def admits_alone(self, tokens: int) -> bool:
         """Whether a row of so many tokens fits if it is alone, while it is merged: its own caches and a slot."""
         return self.fits([tokens], [tokens])
+
+    def most_alone(self, tokens: int) -> int:
+        """The largest number of tokens that fits alone, of those up to `tokens`, which is more than fits. What a row
+        takes grows with its length."""
+        return bisect_left(range(1, tokens), True, key=lambda number: not self.admits_alone(number))
 
 
 UNLIMITED = Budget(0, None)

@@ -246,11 +246,12 @@ class Service:
         if self.context_tokens is not None:
             max_tokens = min(max_tokens, self.context_tokens - len(prompt))
         budget = self.loop.scheduler.budget
-        if not budget.admits_alone(len(prompt) + max_tokens):
+        if not budget.admits_alone(tokens := len(prompt) + max_tokens):
             raise Refused(
                 "context_length_exceeded",
                 f"{len(prompt)} prompt tokens and {max_tokens} new ones do not fit into the {budget.limit_bytes >> 20} "
-                "MiB for keys and values (--kv-cache-memory-bytes), even alone: ask for less",
+                f"MiB for keys and values (--kv-cache-memory-bytes), even alone: {budget.most_alone(tokens)} tokens of "
+                "both together would",
             )
         eos = frozenset[int]() if message.ignore_eos else self.tokenizer.eos_token_ids
         stops = eos.union(message.stop_token_ids)
