@@ -49,6 +49,8 @@ class Loop:
         self._chores: deque[Callable[[], Awaitable[None]]] = deque()
         # As many as there are rows at most.
         self._recalls = trio.open_memory_channel[tuple[Request, tuple[Destination, ...]]](math.inf)
+        # Where rows are read, by their ids: for one that leaves, no reading is begun any more.
+        self._reading: dict[int, trio.CancelScope] = {}
 
     @property
     def silent_s(self) -> float:
@@ -102,18 +104,30 @@ class Loop:
             raise
 
     async def run_recalls(self, store: Store) -> None:
-        """Read what is remembered into the memory of rows that wait for it, one after the other, until cancelled."""
-        async for request, destinations in self._recalls[1]:
-            assert request.found is not None
+        """Read what is remembered into the memory of rows that wait for it, until cancelled. Which of them go side by
+        side, the store knows."""
+        async with trio.open_nursery() as nursery:
+            async for request, destinations in self._recalls[1]:
+                nursery.start_soon(self._recall, store, request, destinations)
+
+    async def _recall(self, store: Store, request: Request, destinations: tuple[Destination, ...]) -> None:
+        assert request.found is not None
+        whole = False
+        with trio.CancelScope() as scope:
+            self._reading[request.row_id] = scope
             # Without memory for it there is nothing to fill.
             whole = bool(destinations) and await store.fill(request.found, destinations)
-            if whole:
-                self._count_saved(request)
-            self.scheduler.filled(request, whole)
-            self.wake()
+        del self._reading[request.row_id]
+        if whole:
+            self._count_saved(request)
+        self.scheduler.filled(request, whole)
+        self.wake()
 
     async def _turn(self, step: Step) -> None:
         now_s = trio.current_time()
+        for row_id in step.leave:
+            if row_id in self._reading:
+                self._reading[row_id].cancel()
         for spec in step.admit:
             request = self.scheduler.requests[spec.row_id]
             self.metrics.admitted(now_s - request.times.arrived_s)

@@ -1,9 +1,10 @@
 """Fills rows' memory from what is kept, or maps it: the reader's thread and its door.
 
-What crosses is plain: segments, their buffers or files, destinations; a result comes back. Calls go one after another,
-in the order they came in: two would share the disk and both be late. From memory it is copies, from disk reads, both
-straight into the row, or into what brings it there (fill.py). Rows wait for this, so that writing stops meanwhile
-(Precedence).
+What crosses is plain: segments, their buffers or files, destinations; a result comes back. Large rows that are read
+from disk go one after another, in the order they came in: two would share the disk and both be late. Those that are
+copied from memory do not wait for them, and small ones wait for neither: each kind has a thread. From memory it is
+copies, from disk reads, both straight into the row, or into what brings it there (fill.py). Rows wait for this, so that
+writing stops meanwhile (Precedence).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # The kernel reads at most so much ahead for one call, or more where the device wants more.
 READ_AHEAD_BYTES: Final = 128 << 10
+# Of a row of fewer bytes the reading is over in some 30 ms, also from disk, and one thread does it.
+SMALL_BYTES: Final = 64 << 20
 # Where something is always read, something is written this often all the same.
 MAX_WAIT_S: Final = 1.0
 # What a measured rate counts for beside those before.
@@ -75,15 +78,21 @@ class Reader:
         self.rate = ReadRate()
         self.precedence = Precedence()
         self._verify = verify
-        self._one = trio.CapacityLimiter(1)
+        self._small, self._copies, self._reads = (trio.CapacityLimiter(1) for _ in range(3))
+        self._maps = trio.CapacityLimiter(1)
         # Read-ahead only asks; it must not wait behind a restore.
         self._ahead = trio.CapacityLimiter(1)
 
     async def fill(self, chain: Sequence[Link], tokens: int, destinations: Sequence[Destination]) -> Filled:
         """Read a row of `tokens` tokens into its memory. A reading that was begun is finished, cancelled or not."""
+        limiter, threads = self._reads, num_threads()
+        if sum(destination.wanted.nbytes for destination in destinations) < SMALL_BYTES:
+            limiter, threads = self._small, 1
+        elif all(link.buffers is not None for link in chain):
+            limiter = self._copies
         with self.precedence.reading():
             filled = await trio.to_thread.run_sync(
-                fill, chain, tokens, destinations, self._verify, num_threads(), limiter=self._one
+                fill, chain, tokens, destinations, self._verify, threads, limiter=limiter
             )
         self.rate = ReadRate(
             _average(self.rate.memory, filled.memory_bytes, filled.memory_s),
@@ -94,7 +103,7 @@ class Reader:
     async def map(self, path: Path, segment: Segment, tensors: Sequence[int]) -> Mapped | None:
         """These tensors of a file as memory; None where they had better be read, which then tells what is wrong."""
         with self.precedence.reading():
-            return await trio.to_thread.run_sync(_map, path, segment, tensors, self._verify, limiter=self._one)
+            return await trio.to_thread.run_sync(_map, path, segment, tensors, self._verify, limiter=self._maps)
 
     async def read_ahead(self, paths: Sequence[Path]) -> None:
         """Ask the kernel to read files, so that they are in its memory when they are wanted."""

@@ -2,14 +2,13 @@
 
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from lanes.lane import Grammar
-from lanes.thread import ModelThread
 from scheduler.errors import Refused
 from scheduler.loop import Loop
 from scheduler.metrics import Metrics
@@ -21,6 +20,7 @@ from store.store import Found, StoreSettings, open_store
 from tests.scheduler.bytes_tokenizer import ByteTokenizer
 from tests.scheduler.echo_daemon import EchoDaemon, echo_daemon
 from tests.scheduler.test_remembering import LONG, bench_of
+from tests.scheduler.turned_by_hand import AtOnce
 
 
 def jumping(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -31,21 +31,13 @@ def jumping(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-class AtOnce:
-    """In place of the model's thread, which would not hold the clock."""
-
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        return function(*args)
-
-
 @jumping
 async def test_while_all_wait_for_what_is_read_for_them() -> None:
     """One is recalled, and that never ends; another waits for what that one is to process, without a row. Whoever waits
     for the end of it all sleeps meanwhile: else the clock would stand still."""
     async with bench_of() as bench, trio.open_nursery() as nursery:
         await bench.answer(LONG)
-        loop = Loop(bench.scheduler, bench.engine, cast(ModelThread, AtOnce()), Metrics())
+        loop = Loop(bench.scheduler, bench.engine, AtOnce(), Metrics())
         began_s = bench.now_s = trio.current_time()
         recalled = bench.submit([*LONG, *[9] * 100], timeout_s=5.0)
         waiting = bench.submit([*LONG, *[9] * 100, 8], timeout_s=3.0)
@@ -79,8 +71,9 @@ class Slow(ByteTokenizer):
             self.may_go_on.wait(60)
         return super().encode(text)
 
-    def check_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> object:
         self.may_go_on.wait(60)
+        return super().compile_grammar(grammar)
 
 
 async def assert_timed_out(daemon: EchoDaemon, **fields: Any) -> None:

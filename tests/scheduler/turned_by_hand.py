@@ -1,12 +1,14 @@
 """A scheduler and a fake engine, turned by hand, and what their clients hear."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
+import trio
 
 from lanes.lane import RowSpec, Sampling, Step
+from lanes.thread import ModelThread
 from scheduler.protocol import Delta, Done, Error, Reply
 from scheduler.rates import ChunkSize
 from scheduler.request import Request, Wish
@@ -19,6 +21,9 @@ from tests.scheduler.fake_engine import INFO, FakeEngine, echoed
 MAX_ROWS = INFO.max_rows
 MAX_QUEUE = 5
 STOP = 7
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass
@@ -48,6 +53,14 @@ class Heard:
         else:
             assert isinstance(reply, Done | Error)
             self.end = reply
+
+
+class AtOnce(ModelThread):
+    """In place of the model's thread, for a loop over a bench's scheduler: all is in one thread."""
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        await trio.lowlevel.checkpoint()
+        return function(*args)
 
 
 class Bench:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import os
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store import reader as reader_module
 from store.checkpoint import Destination, Part, Recall, TensorSpec, columns_of
-from store.fill import Link, copy
+from store.fill import Filled, Link, copy, fill
 from store.keeping import Kept
 from store.pieces import Missing, pieces, recalled_specs, used_bytes
 from store.reader import Precedence, Reader, ReadRate
@@ -20,7 +23,7 @@ from store.segment import Segment, segment_id
 from store.segment_file import read_stored, write_segment
 from store.trim import trim
 from tests.scheduler.trio_test import trio_test
-from tests.store.rows import Row
+from tests.store.rows import DIM, HEADS, Row
 from tests.store.segments import FINGERPRINT, ROOT
 
 ANYWHERE, BOUNDARIES = Row(), Row(cut_anywhere=False)
@@ -192,6 +195,39 @@ def test_more_heads_than_one_call_takes(tmp_path: Path) -> None:
 
     trio.run(main)
     assert b"".join(bytes(into.buffer[head * 3 :][:2]) for head in range(3000)) == data
+
+
+@trio_test
+async def test_small_rows_wait_for_no_large_one_and_copies_for_no_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large is here what has more than ten tokens. A large row is read from disk until the others are done."""
+    may_go_on, begun = threading.Event(), threading.Event()
+    monkeypatch.setattr(reader_module, "SMALL_BYTES", 11 * HEADS * DIM)
+
+    def held_back(chain: Sequence[Link], tokens: int, *rest: Any) -> Filled:
+        if chain[0].buffers is None and tokens > 10:
+            begun.set()
+            may_go_on.wait(60)
+        return fill(chain, tokens, *rest)
+
+    monkeypatch.setattr(reader_module, "fill", held_back)
+    reader, filled = Reader(False), list[str]()
+    held, read = in_memory(range(20), ANYWHERE, []), on_disk(in_memory(range(20), ANYWHERE, []), tmp_path)
+
+    async def fill_row(name: str, links: list[Link], tokens: int) -> None:
+        assert (await reader.fill(links, tokens, room(ANYWHERE, links, tokens))).bad is None
+        filled.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill_row, "large", read, 20)
+        await trio.to_thread.run_sync(begun.wait)
+        nursery.start_soon(fill_row, "another large", read, 20)
+        await fill_row("small", read, 10)
+        await fill_row("from memory", held, 20)
+        assert filled == ["small", "from memory"]
+        may_go_on.set()
+    assert sorted(filled[2:]) == ["another large", "large"]
 
 
 @trio_test
