@@ -51,6 +51,7 @@ class AdapterNames:
         self._loop = loop
         self._named: dict[str, Named] = {}
         self._needed: Counter[str] = Counter()
+        self._loading: Counter[str] = Counter()
 
     async def load_all(self, folders: Mapping[str, str]) -> None:
         """Raises Refused at the first that cannot be loaded."""
@@ -65,12 +66,13 @@ class AdapterNames:
             raise Refused("bad_adapter", f"{MOST_ADAPTERS} adapters are loaded, which is the limit: unload one")
         try:
             adapter = await trio.to_thread.run_sync(read_adapter, Path(folder))
-            self.hold(adapter.digest)
+            self._loading[adapter.digest] += 1
             try:
                 loaded = await self._loop.thread.run(self._loop.engine.load_adapter, adapter)
                 before, self._named[name] = self._named.get(name), Named(folder, loaded)
             finally:
-                self.release(adapter.digest)
+                self._loading -= Counter([adapter.digest])
+                self._forget_if_unneeded(adapter.digest)
         except AdapterError as error:
             raise Refused("bad_adapter", f"the adapter in {folder} cannot be used: {error}") from error
         if before is not None:
@@ -90,7 +92,7 @@ class AdapterNames:
             return None
         return self._of(name or DEFAULT).loaded.digest
 
-    def check(self, digest: str | None) -> None:
+    def require(self, digest: str | None) -> None:
         """Raises Refused where the adapter has gone while its request was looked at."""
         if digest is not None and not self._is_needed(digest):
             raise Refused("unknown_adapter", "the adapter has been unloaded meanwhile")
@@ -126,8 +128,15 @@ class AdapterNames:
             raise Refused("unknown_adapter", f"there is no adapter {name}: {known}")
         return self._named[name]
 
+    def check(self) -> None:
+        """For when no request is left."""
+        needed = {digest: number for digest, number in self._needed.items() if number}
+        assert not needed, f"no request is left, but adapters are needed: {needed}"
+
     def _is_needed(self, digest: str) -> bool:
-        return self._needed[digest] > 0 or any(named.loaded.digest == digest for named in self._named.values())
+        if self._needed[digest] > 0 or self._loading[digest] > 0:
+            return True
+        return any(named.loaded.digest == digest for named in self._named.values())
 
     def _forget_if_unneeded(self, digest: str) -> None:
         """Between two turns, if it is so then still."""

@@ -18,6 +18,8 @@ A well-framed message that is wrong gets an error and nothing else happens. A fa
 and closes this connection: no exception leaves the handler, since one that did would end every other connection.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable
@@ -97,26 +99,35 @@ class Service(Protocol):
 
 
 async def serve_connection(
-    stream: trio.SocketStream, service: Service, limits: Limits, goodbye: trio.Event | None = None
+    stream: trio.SocketStream,
+    service: Service,
+    limits: Limits,
+    goodbye: trio.Event | None = None,
+    open_connections: set[Connection] | None = None,
 ) -> str | None:
     """Serve one client until it or we are done, and close the stream. Raises nothing but Trio's cancellation.
 
-    Returns why the connection was cut, for a counter: an error code that ends connections, "stalled" or "outbox_full";
-    None where nothing was wrong.
+    open_connections: this one is among them for as long as it lasts. Returns why the connection was cut, for a counter:
+    an error code that ends connections, "stalled" or "outbox_full"; None where nothing was wrong.
     """
-    connection = _Connection(stream, service, limits)
+    connection = Connection(stream, service, limits)
+    among = set() if open_connections is None else open_connections
+    among.add(connection)
     try:
         await connection.run(goodbye)
     except Exception:
         log.exception("%s: a fault of the daemon; the connection is closed", connection.name)
         connection.cut_by = "internal"
     finally:
+        among.discard(connection)
         connection.cancel_rows()
         await trio.aclose_forcefully(stream)
     return connection.cut_by
 
 
-class _Connection:
+class Connection:
+    """See serve_connection()."""
+
     def __init__(self, stream: trio.SocketStream, service: Service, limits: Limits) -> None:
         self.name = "a client"
         self.cut_by: str | None = None
@@ -165,6 +176,12 @@ class _Connection:
                 log.exception("%s: row %s could not be cancelled", self.name, row_id)
         self._rows.clear()
         self._num_left.clear()
+
+    def check(self) -> None:
+        """For when the service has no request left: none that it has taken counts as under way here."""
+        left = [id for id, row_id in self._rows.items() if row_id is not None]
+        assert not left, f"{self.name}: no request is left, but {left} are under way"
+        assert self._rows.keys() == self._num_left.keys(), f"{self.name}: {self._rows}, but {self._num_left} answers"
 
     def _fail(self, code: str, message: str) -> None:
         """The last words of a connection that cannot go on."""

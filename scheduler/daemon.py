@@ -24,7 +24,7 @@ from lanes.lane import Engine, EngineFailed, ModelInfo
 from lanes.thread import ModelThread, open_model_thread
 from scheduler import log
 from scheduler.budget import Budget
-from scheduler.connection import Limits, serve_connection
+from scheduler.connection import Connection, Limits, serve_connection
 from scheduler.door import Door
 from scheduler.errors import Refused
 from scheduler.http import Health, serve_http
@@ -186,7 +186,8 @@ class Daemon:
         self.loop = Loop(scheduler, engine, thread, self.metrics, notifier)
         self.service = Service(options, engine.info, tokenizer, self.loop, self.metrics, version("laned"))
         self._limits = _limits(options)
-        self._connections = 0
+        self._connections: set[Connection] = set()
+        self.loop.idle_checks.append(self._check_connections)
         self._goodbye = trio.Event()
 
     async def run(self, signals: Signals, options_again: Callable[[], Options], door: Door) -> None:
@@ -263,13 +264,13 @@ class Daemon:
 
     async def _serve_client(self, stream: trio.SocketStream) -> None:
         self.metrics.connected()
-        self._connections += 1
-        try:
-            cut_by = await serve_connection(stream, self.service, self._limits, self._goodbye)
-            if cut_by is not None:
-                self.metrics.connection_refused(cut_by)
-        finally:
-            self._connections -= 1
+        cut_by = await serve_connection(stream, self.service, self._limits, self._goodbye, self._connections)
+        if cut_by is not None:
+            self.metrics.connection_refused(cut_by)
+
+    def _check_connections(self) -> None:
+        for connection in self._connections:
+            connection.check()
 
     async def _drain(self) -> None:
         """Let what runs end, within the time that is allowed, and say so to the rest."""
@@ -348,7 +349,7 @@ class Daemon:
             prefilling=scheduler.num_prefilling,
             aside=scheduler.num_aside,
             max_rows=scheduler.max_rows,
-            connections=self._connections,
+            connections=len(self._connections),
             heartbeat_unix_s=time.time() - self.loop.silent_s,
             engine=self.loop.gauges,
             store=self._remembering.store.stats() if self._remembering else None,

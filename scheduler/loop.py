@@ -39,6 +39,8 @@ class Loop:
         self.metrics = metrics
         self.gauges: EngineGauges | None = None
         self.failure: str | None = None
+        # Called when no request is left, by owners of what requests take: to assert that all of it was given back.
+        self.idle_checks: list[Callable[[], None]] = []
         self._beat_s = trio.current_time()
         self._notifier = notifier or Notifier()
         self._gauges_read_s = float("-inf")
@@ -163,6 +165,8 @@ class Loop:
     async def _rest(self) -> None:
         self.scheduler.check()
         if not self.scheduler.requests:  # otherwise rows wait for what is read into them
+            for check in self.idle_checks:
+                check()
             await self.thread.run(self.engine.check)
         await self._read_gauges()
         self._idle.set()

@@ -349,6 +349,8 @@ class BatchScheduler:
         if not self.requests:
             assert not self._unread, "no request, but a step under way"
             assert not self._leaving, f"no request, but {len(self._leaving)} rows wait to leave"
+            if self.remembering and not self._filling:
+                self.remembering.store.check_released()
 
 
 def _drawn(result: StepResult) -> Iterator[tuple[int, int, Logprob | None]]:

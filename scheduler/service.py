@@ -64,6 +64,7 @@ class Service:
         limits = [limit for limit in (info.context_tokens, options.max_model_len) if limit is not None]
         self.context_tokens = min(limits) if limits else None
         self.adapters = AdapterNames(loop)
+        loop.idle_checks.append(self.adapters.check)
         self.is_draining = False
         self.outcomes: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
@@ -97,7 +98,7 @@ class Service:
             request = requests[0]
             try:
                 self._refuse_when_ending()
-                self.adapters.check(request.wish.adapter)
+                self.adapters.require(request.wish.adapter)
                 self.loop.scheduler.submit(*requests)
                 self.adapters.hold(request.wish.adapter, len(requests))
             except Refused:

@@ -16,7 +16,7 @@ from lanes.grammar import MAX_COMPILED, GrammarCompiler, GrammarError, Grammars
 from lanes.lane import Chunk, Grammar, RowSpec, Sampling, Step
 from lanes.solo import RowMaker
 from tests.lanes.characters import END, character_tokenizer
-from tests.lanes.driver import INFO, Driver
+from tests.lanes.driver import INFO, Driver, engine_for
 from tests.lanes.schemas import assert_valid, schemas
 from tests.lanes.tiny import VOCABULARY, prompt_of, tiny_llama
 
@@ -196,6 +196,15 @@ def test_what_is_held_is_compiled_once_however_many_come_after(monkeypatch: pyte
         compiler.matcher(grammar)
     assert compiled, "what nobody has goes when others come"
     assert len(compiler._compiled) == MAX_COMPILED
+
+
+def test_a_matcher_that_is_left_behind_is_found() -> None:
+    engine = engine_for(MODEL)
+    engine.grammars = Grammars(TOKENIZER.grammars, TOKENIZER.eos_token_ids)
+    engine.check()
+    engine.grammars.admit(5, DATE)
+    with pytest.raises(AssertionError, match=r"rows \[5\] have grammars"):
+        engine.check()
 
 
 def test_masks_are_of_the_models_size_and_free_rows_have_all() -> None:

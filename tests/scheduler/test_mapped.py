@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.protocol import Error
 from store.reader import ReadRate
-from store.store import StoreSettings, open_store
+from store.store import Found, StoreSettings, open_store
 from tests.scheduler.fake_engine import echoed
 from tests.scheduler.test_remembering import LONG, RememberingBench
 from tests.scheduler.trio_test import trio_test
@@ -107,3 +107,20 @@ async def test_what_the_row_adds_is_remembered_behind_it(tmp_path: Path) -> None
         assert again.tokens == len(prompt) + 5
         again.release()
         assert bench.cached(row_id) == KNOWN
+
+
+@trio_test
+async def test_what_is_found_is_held_by_the_find_while_it_is_mapped(tmp_path: Path) -> None:
+    """Nobody has left it behind, then: a daemon may rest meanwhile."""
+    async with bench_of(tmp_path) as bench:
+        map_found = bench.store._map
+
+        async def watched(found: Found, path: Path) -> None:
+            bench.store.check_released()
+            await map_found(found, path)
+
+        bench.store._map = watched  # type: ignore[method-assign]
+        await bench.ask(PROMPT)
+        with pytest.raises(AssertionError, match="still held"):
+            bench.store.check_released()
+        await bench.run_all()
