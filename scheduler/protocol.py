@@ -32,7 +32,8 @@ array; {x} a map. A field with ? may be left out, or nil, and then stands for wh
             logit_bias?: {text: number -100..100} (<= 1024)   added to logits; keys are token ids in digits [none]
             seed?: 0..2**63-1                    same seed, same prompt: same answer [a new one per request]
             n?: 1..128                           so many answers to one prompt, each with an index from 0 on and, but
-                                                 for the first, a seed made of the request's and its index [1]
+                                                 for the first, a seed made of the request's and its index [1]; where
+                                                 nothing is remembered, those that get rows later process it once more
             stop?: text or [text] (<= 32 of 1..256 chars)  ends before the first of these, which is not sent [none]
             stop_token_ids?: [token] (<= 128)    ends at the first of these, beside the model's own [none]
             ignore_eos?: bool                    does not end at the model's own end tokens [false]

@@ -121,7 +121,8 @@ class Request:
         self.credit_s = 0.0
         self.num_dispatched = 0
         self.generated: list[int] = []
-        # The request whose prompt is this one's too: see follows.
+        # The first of several answers to one prompt, and the one of them that this one follows: see follows.
+        self.first: Request | None = None
         self.leader: Request | None = None
         self._transcript = transcript
         self._reply = reply

@@ -134,6 +134,8 @@ class BatchScheduler:
         set_aside = tuple(self._set_aside())
         bring_back = () if set_aside else tuple(self._bring_back())
         recalled = tuple(self._begin_recalled())
+        for request in self._prompts.values():
+            self._find_leader(request)
         admit = tuple(self._admit(now_s, leave))
         merge = [request for request in self._prompts.values() if request.num_prompt_left == 0]
         fork = [request for request in self._prompts.values() if request.leader in merge and request not in merge]
@@ -302,6 +304,7 @@ class BatchScheduler:
             if not self._has_room_for(request):
                 return
             # One that follows another takes over what that one has.
+            self._find_leader(request)
             remembering = None if request.follows else self.remembering
             under_way = (*self._recalling.values(), *self._leaders(), *leaving)
             if remembering and remembering.waits(request, under_way):
@@ -313,6 +316,16 @@ class BatchScheduler:
             else:
                 self._begin_prompt(request, is_recalled=False)
             yield request
+
+    def _find_leader(self, request: Request) -> None:
+        """One whose leader has gone on, or away, follows another answer to the same prompt that is still before its
+        first token, if there is one: so those that find rows together process the prompt once."""
+        if request.first is None or request.follows or request.num_processed:
+            return
+        for other in (*self._recalling.values(), *self._prompts.values()):
+            if other is not request and other.first is request.first and not other.follows:
+                request.leader = other
+                return
 
     def _has_room_for(self, request: Request) -> bool:
         """A row is free, and memory enough for when all prompts under way are merged and have gone on for a while."""

@@ -142,7 +142,7 @@ class Service:
             raise Refused("bad_request", f"structured_outputs: {error}") from error
 
     def _requests(self, message: Submit, wish: Wish, reply: Callable[[Reply], None], arrived_s: float) -> list[Request]:
-        """One for each of the answers that are asked for; all but the first take over what that has processed."""
+        """One for each of the answers that are asked for; all but the first follow that one."""
         requests: list[Request] = []
         for index in range(message.n):
             own = wish
@@ -150,7 +150,7 @@ class Service:
                 sampling = replace(wish.sampling, seed=seed_of(wish.sampling.seed, index))
                 own = replace(wish, sampling=sampling, index=index)
             requests.append(self._request(message, own, reply, arrived_s))
-            requests[-1].leader = requests[0] if index else None
+            requests[-1].first = requests[-1].leader = requests[0] if index else None
         return requests
 
     def _request(self, message: Submit, wish: Wish, reply: Callable[[Reply], None], arrived_s: float) -> Request:
@@ -187,7 +187,7 @@ class Service:
 
     def cancel(self, row_id: int) -> None:
         scheduler = self.loop.scheduler
-        following = [r.row_id for r in scheduler.requests.values() if r.leader and r.leader.row_id == row_id]
+        following = [r.row_id for r in scheduler.requests.values() if r.first and r.first.row_id == row_id]
         for each in (row_id, *following):
             scheduler.cancel(each, trio.current_time())
         self.loop.wake()

@@ -21,7 +21,7 @@ def submit_together(bench: Bench, number: int, prompt: tuple[int, ...] = PROMPT,
         wish = Wish("group", prompt, max_tokens, Sampling(), frozenset({STOP}), index=index)
         heard = Heard()
         request = Request(row_id, wish, Transcript(TextStream(ByteStream())), heard.reply, bench.now_s)
-        request.leader = requests[0] if requests else None
+        request.first = request.leader = requests[0] if requests else None
         requests.append(request)
         bench.heard[row_id], bench.wishes[row_id] = heard, wish
     bench.scheduler.submit(*requests)
@@ -67,6 +67,29 @@ def test_when_the_first_is_cancelled_another_is_processed() -> None:
     assert [step.chunk.row_id for step in steps if step.chunk] == [second.row_id] * 3
     assert not any(step.fork for step in steps)
     bench.assert_answered(second.row_id)
+
+
+def test_when_the_first_is_cancelled_one_of_the_others_is_processed_for_all() -> None:
+    bench = Bench(chunk_tokens=8)
+    first, second, third = submit_together(bench, 3)
+    bench.turn()
+    bench.scheduler.cancel(first.row_id, bench.now_s)
+    steps = steps_of(bench)
+    processed = [step.chunk.row_id for step in steps if step.chunk]
+    assert processed in ([second.row_id] * 3, [third.row_id] * 3)
+    assert len([step.fork for step in steps if step.fork]) == 1
+    for request in (second, third):
+        bench.assert_answered(request.row_id)
+
+
+def test_those_that_find_rows_later_process_the_prompt_once_together() -> None:
+    bench = Bench(max_rows=2, max_queue=10, chunk_tokens=8)
+    requests = submit_together(bench, 6)
+    steps = steps_of(bench, 60)
+    assert [len(step.fork) for step in steps if step.fork] == [1, 1, 1]
+    assert sum(step.chunk.stop - step.chunk.start for step in steps if step.chunk) == 3 * (len(PROMPT) - 1)
+    for request in requests:
+        bench.assert_answered(request.row_id)
 
 
 @settings(max_examples=60, deadline=None)
