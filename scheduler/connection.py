@@ -52,7 +52,8 @@ class Limits:
     hello_s: a local client says hello within milliseconds. frame_s: so does the rest of a frame arrive; a half frame
     must not hold its buffer for ever. frame_bytes: see store/framing.py. outbox_bytes: one reply of the largest frame.
     stalled_s: no byte read by the peer for so long; a person who pauses a terminal is cut, a slow reader is not.
-    requests: answers that run or wait at the same time; beyond it a client wants its own queue.
+    requests: answers that run or wait at the same time; beyond it a client wants its own queue. Half of what may wait
+    for a row, so that one client does not take all of it.
     """
 
     hello_s: float = 5.0
@@ -60,7 +61,7 @@ class Limits:
     frame_bytes: int = FRAME_BYTES
     outbox_bytes: int = FRAME_BYTES
     stalled_s: float = 30.0
-    requests: int = 256
+    requests: int = 128
 
 
 class Service(Protocol):

@@ -292,12 +292,14 @@ class Options:
         "what may wait for one client before it is cut",
         reloads=True,
     )
+    # As many as one request may ask for (n), and no more than half of max_queue, so that others find a place.
     max_requests_per_connection: int = option(
         values.whole(1),
-        256,
+        128,
         "clients",
         "N",
-        "requests that may run on one connection at a time",
+        "answers that may run or wait on one connection at a time; with half of --max-queue or less, one that asks for "
+        "all it may leaves room for others",
         reloads=True,
     )
     metrics_port: int | None = option(

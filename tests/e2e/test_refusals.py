@@ -141,9 +141,9 @@ async def test_an_id_that_runs_is_refused_and_the_first_goes_on(daemon: Daemon) 
 @trio_test
 async def test_more_requests_than_a_connection_may_have(daemon: Daemon) -> None:
     async with connected(daemon.socket) as raw:
-        await raw.send(*[submit(number, "Once", max_tokens=500, ignore_eos=True) for number in range(257)])
+        await raw.send(*[submit(number, "Once", max_tokens=500, ignore_eos=True) for number in range(129)])
         error = await raw.until("error")
-    assert (error["code"], error["id"]) == ("overloaded", 256)
+    assert (error["code"], error["id"]) == ("overloaded", 128)
     assert error["retry_after_s"] > 0
     async with Client(daemon.socket) as client:
         await idle(client)
