@@ -87,16 +87,18 @@ class BatchScheduler:
         """When one who is refused now had better come again; see Turnover."""
         return self._turnover.retry_after_s(len(self._queue), self.max_rows)
 
-    def submit(self, *requests: Request) -> None:
-        """Queue a request, or several answers' to one prompt. Raises Overloaded when the queue is too full for all,
-        Refused when it always will be."""
+    def check_number(self, n: int) -> None:
+        """Raises Refused where so many answers to one prompt could not be queued even if nobody else were here."""
         most = self.max_queue + self.max_rows
-        if len(requests) > most:
+        if n > most:
             raise Refused(
                 "bad_request",
-                f"n is {len(requests)}, but no more than {most} answers can wait and run together (--max-queue and "
-                f"--max-rows): ask for {most} or fewer",
+                f"n is {n}, but no more than {most} answers can wait and run together (--max-queue and --max-rows): "
+                f"ask for {most} or fewer",
             )
+
+    def submit(self, *requests: Request) -> None:
+        """Queue a request, or several answers' to one prompt. Raises Overloaded when the queue is too full for all."""
         free = 0 if self._aside else self.max_rows - self.num_prefilling - len(self._merged)
         if len(self._queue) + len(requests) > self.max_queue + max(free, 0):
             raise Overloaded(

@@ -91,6 +91,7 @@ class Service:
         self.metrics.arrived()
         try:
             self._refuse_when_ending()
+            self.loop.scheduler.check_number(message.n)
             with trio.move_on_at(arrived_s + (message.timeout_s or math.inf)) as patience:
                 requests = await self._prepare(message, reply, arrived_s)
             if patience.cancelled_caught:
