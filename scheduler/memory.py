@@ -7,9 +7,22 @@ import sys
 
 def resident_bytes() -> int:
     """Bytes of this process in memory now; where the system tells only the highest so far, as macOS does, that."""
+    now = _in_statm(1)
+    if now is not None:
+        return now
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def virtual_bytes() -> int | None:
+    """Bytes of this process's address space that are mapped; None where the system does not tell, as on macOS."""
+    return _in_statm(0)
+
+
+def _in_statm(field: int) -> int | None:
+    """Bytes of a field of Linux's statm, which counts pages."""
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(file.read().split()[field]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return None

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lanes.lane import EngineGauges, ModelInfo, StepResult
+from scheduler.process_metrics import ProcessMetrics
 from scheduler.recent import Recent
 from scheduler.store_metrics import store_metrics
 from store.stats import StoreStats
@@ -108,7 +109,7 @@ class Metrics:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry(auto_describe=False)
         registry.register(_Gauges(read))
-        ProcessCollector(registry=registry)
+        registry.register(ProcessMetrics())
 
         def counter(name: str, said: str, *labels: str) -> Counter:
             return Counter(name, said, labels, registry=registry)
