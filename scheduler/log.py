@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Our packages log at the level that was asked for, others' libraries only when something is wrong.
 _OURS = ("laned", "scheduler", "lanes", "store")
+# The code with which a request ends that was the model's or the engine's to answer, and was not.
+_OUR_FAULT = "model_failed"
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 # Controls of ASCII, DEL, C1 (some terminals obey them) and the marks that reverse the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -57,31 +59,44 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> Cons
     root.addHandler(handler)
     root.addHandler(_last_errors)
     number = logging.getLevelNamesMapping()[level.upper()]
-    root.setLevel(number if number == logging.DEBUG else max(number, logging.WARNING))
+    handler.addFilter(lambda record: record.levelno >= number or hasattr(record, "asked_for"))
+    # Warnings come this far in any case, for last_errors().
+    root.setLevel(number if number == logging.DEBUG else logging.WARNING)
     for name in _OURS:
-        logging.getLogger(name).setLevel(number)
+        logging.getLogger(name).setLevel(min(number, logging.WARNING))
     logging.captureWarnings(True)
     return console
 
 
 class _LastErrors(logging.Handler):
-    """Keeps what went wrong with the daemon itself, for `laned status`; a request that failed is a warning only."""
+    """Keeps what went wrong with the daemon itself, for `laned status`: errors, and warnings of the model, of the store
+    and of requests that failed through no fault of their clients."""
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.WARNING)
         # A person reads the last few; the log has them all.
-        self.seen: deque[dict[str, Any]] = deque(maxlen=5)
+        self.seen: deque[dict[str, Any]] = deque(maxlen=10)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append({"time": _time(record), "level": record.levelname.lower(), "message": record.getMessage()})
+        is_ours = record.levelno >= logging.ERROR or record.name.startswith(("lanes.", "store."))
+        message = getattr(record, "trouble", record.getMessage() if is_ours else None)
+        if message is not None:
+            self.seen.append({"time": _time(record), "level": record.levelname.lower(), "message": message})
 
 
 _last_errors = _LastErrors()
 
 
 def last_errors() -> list[dict[str, Any]]:
-    """The last errors since the start, the latest last: {"time", "level", "message"}."""
+    """What went wrong last since the start, the latest last: {"time", "level", "message"}."""
     return list(_last_errors.seen)
+
+
+def asked_for(logger: logging.Logger, message: str, *args: object) -> None:
+    """Write what somebody wants to see now, whatever the level of the log."""
+    extra = {"asked_for": True}
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, message, args, None, extra=extra)
+    logger.handle(record)
 
 
 def fields(**values: object) -> dict[str, Any]:
@@ -142,7 +157,8 @@ def request_finished(
         "request %s %s: %d prompt%s + %d new tokens in %.2f s (queued %.2f%s%s)%s",
         *(request_id, finish, prompt_tokens, cached, completion_tokens, total_s, queued_s, first, speed),
         "".join(f", {name} {text!r}" for name, text in said.items()),
-        extra=machine,
+        # `laned status` shows it to whoever may connect: nothing of what the client sent.
+        extra=machine | ({"trouble": f"a request failed: {message}"} if finish == _OUR_FAULT else {}),
     )
 
 

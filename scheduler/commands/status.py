@@ -20,7 +20,7 @@ Line = tuple[str, str]
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "status",
-        "Show what a running daemon is doing: its model, rows, slots, totals and memory.",
+        "Show what a running daemon is doing: its model, rows, slots, totals, memory, store and troubles.",
         ("laned status", "laned status --json | jq .rows", "laned status --socket /run/user/1000/llama.sock"),
     )
     parser.add_argument("--json", action="store_true", help="print the daemon's report as one JSON object")
@@ -53,6 +53,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         ("slots", _slots(report.get("slots", {}))),
         ("totals", _totals(report.get("totals", {}))),
         ("memory", _memory(report.get("memory", {}))),
+        ("store", _store(report.get("store", {}))),
         ("errors", _errors(report.get("last_errors", ()))),
     ):
         lines = [Text.assemble((f"{what} ", "dim"), printable(said)) for what, said in part]
@@ -99,6 +100,8 @@ def _rows(rows: Mapping[str, Any]) -> Iterator[Line]:
         most = f" of {rows['max']}" if "max" in rows else ""
         yield "decoding", f"{rows.get('running', 0)}{most}"
         yield "prompt in work", str(rows.get("prefilling", 0))
+        if rows.get("set_aside"):
+            yield "set aside", f"{rows['set_aside']}, until memory has room"
         yield "waiting", str(rows.get("waiting", 0))
 
 
@@ -125,6 +128,18 @@ def _memory(memory: Mapping[str, Any]) -> Iterator[Line]:
     ):
         if memory.get(key) is not None:
             yield what, size_of(memory[key])
+
+
+def _store(store: Mapping[str, Any]) -> Iterator[Line]:
+    """What is remembered, by tier; and what went wrong, where something has."""
+    for tier, held in store.get("tiers", {}).items():
+        yield str(tier), f"{size_of(held.get('bytes', 0))} in {held.get('segments', 0):,} segments"
+    if store.get("queue_bytes"):
+        yield "to be written", size_of(store["queue_bytes"])
+    if troubles := [f"{store[name]:,} {name}" for name in ("errors", "corrupt", "dropped") if store.get(name)]:
+        yield "trouble", ", ".join(troubles)
+    if store.get("away"):
+        yield "away", "nothing is read from disk or written to it"
 
 
 def _errors(errors: Iterable[Mapping[str, Any]]) -> Iterator[Line]:

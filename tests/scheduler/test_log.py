@@ -114,7 +114,41 @@ def test_the_last_errors_are_kept_for_whoever_asks() -> None:
     assert last["time"].endswith("Z")
     for number in range(50):
         logging.getLogger("scheduler.x").error("error %d", number)
-    assert [error["message"] for error in log.last_errors()] == [f"error {number}" for number in range(45, 50)]
+    assert [error["message"] for error in log.last_errors()] == [f"error {number}" for number in range(40, 50)]
+
+
+@pytest.mark.parametrize("level", ["info", "error"])
+def test_warnings_of_ones_own_troubles_are_among_them_and_clients_mistakes_are_not(level: str) -> None:
+    stream = io.StringIO()
+    log.configure("text", level, stream)
+    logging.getLogger("scheduler.x").error("the first")
+    logging.getLogger("store.x").warning("cannot write to %s: %s", "/ssd", "it is full")
+    logging.getLogger("lanes.x").warning("a chunk failed")
+    service = logging.getLogger("scheduler.service")
+    finish(service, finish="model_failed", message="out of memory", prompt="secret", request_id="also secret")
+    logging.getLogger("scheduler.connection").warning("a client: cut off")
+    finish(service, finish="timed_out", message="there is no whole answer within 1 s")
+    finish(service)
+    last = [(error["level"], error["message"]) for error in log.last_errors()]
+    assert last[-4:] == [
+        ("error", "the first"),
+        ("warning", "cannot write to /ssd: it is full"),
+        ("warning", "a chunk failed"),
+        ("warning", "a request failed: out of memory"),
+    ]
+    assert len(lines(stream)) == (7 if level == "info" else 1), "what is written is as it was"
+
+
+def test_what_is_asked_for_is_written_whatever_the_level() -> None:
+    stream = io.StringIO()
+    log.configure("json", "error", stream)
+    logger = logging.getLogger("scheduler.x")
+    logger.info("not asked for")
+    before = log.last_errors()
+    log.asked_for(logger, "task %s", "one")
+    (line,) = (json.loads(line) for line in lines(stream))
+    assert (line["level"], line["logger"], line["message"]) == ("info", "scheduler.x", "task one")
+    assert log.last_errors() == before
 
 
 def test_configuring_twice_does_not_write_twice() -> None:

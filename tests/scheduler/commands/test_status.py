@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from scheduler import reports
 from scheduler.commands import status
+from store.keeping import KeeperStats
+from store.stats import StoreStats
+from tests.scheduler.echo_daemon import echo_daemon, in_trio
 
 REPORT: dict[str, Any] = {
     "version": "0.1.0",
@@ -27,7 +31,7 @@ REPORT: dict[str, Any] = {
         "weight_bytes": 538 * 2**20,
     },
     "adapters": {"poet": {"rank": 8, "bytes": 3 * 2**20, "requests": 2}},
-    "rows": {"running": 5, "prefilling": 1, "waiting": 31, "max": 8},
+    "rows": {"running": 5, "prefilling": 1, "set_aside": 2, "waiting": 31, "max": 8},
     "slots": {"total": 16, "used": 6, "capacity_tokens": 2048, "cache_bytes": 3 * 2**30 // 2},
     "totals": {
         "requests": 1234,
@@ -43,6 +47,19 @@ REPORT: dict[str, Any] = {
         "mlx_active_bytes": 700 * 2**20,
         "mlx_cache_bytes": 10 * 2**20,
         "mlx_peak_bytes": 900 * 2**20,
+    },
+    "store": {
+        "tiers": {
+            "memory": {"bytes": 800 * 2**20, "segments": 12},
+            "disk": {"bytes": 5 * 2**30 // 2, "segments": 1500},
+        },
+        "queue_bytes": 7 * 2**20,
+        "written_bytes": 2**32,
+        "dropped": 6,
+        "evicted": 9,
+        "corrupt": 1,
+        "errors": 1100,
+        "away": True,
     },
     "last_errors": [{"time": "2026-01-02T03:04:05.678Z", "level": "error", "message": "the disk is \x1bfull"}],
 }
@@ -71,6 +88,7 @@ def test_all_of_the_report_is_shown() -> None:
         "decoding 5 of 8",
         "prompt in work 1",
         "waiting 31",
+        "set aside 2",
         "used 6 of 16",
         "room in each 2,048 tokens",
         "memory 1.5 GiB",
@@ -80,8 +98,38 @@ def test_all_of_the_report_is_shown() -> None:
         "MLX's arrays 700.0 MiB",
         "kept by MLX 10.0 MiB",
         "MLX's peak 900.0 MiB",
+        "memory 800.0 MiB in 12 segments",
+        "disk 2.5 GiB in 1,500 segments",
+        "to be written 7.0 MiB",
+        "trouble 1,100 errors, 1 corrupt, 6 dropped",
+        "away nothing is read from disk",
     ):
         assert part in table, part
+
+
+def test_what_is_shown_is_what_a_daemon_reports() -> None:
+    """So that nothing new in the report is forgotten here."""
+
+    @in_trio
+    async def reported() -> None:
+        async with echo_daemon() as daemon:
+            daemon.service.addresses = {"socket": "/x", "metrics_host": "::1", "metrics_port": 1}
+            await daemon.loop._read_gauges()
+            report = daemon.service.status().report
+        assert set(report) - {"requests", "recent"} == set(REPORT) - {"store"}, "what `laned top` shows is not here"
+        assert set(report["rows"]) == set(REPORT["rows"])
+        assert set(report["totals"]) == set(REPORT["totals"])
+
+    reported()
+    disk = KeeperStats(bytes=1, segments=1)
+    store = reports.store(StoreStats(disk=disk))
+    assert set(store) == set(REPORT["store"])
+    assert set(store["tiers"]) == set(REPORT["store"]["tiers"])
+
+
+def test_a_store_in_order_is_two_lines() -> None:
+    told = status._store(reports.store(StoreStats(memory_bytes=10, memory_segments=2, disk=KeeperStats())))
+    assert list(told) == [("memory", "10 bytes in 2 segments"), ("disk", "0 bytes in 0 segments")]
 
 
 @pytest.mark.parametrize("missing", [key for key in REPORT if key != "model"])
@@ -93,8 +141,12 @@ def test_a_part_that_is_not_reported_is_left_out(missing: str) -> None:
 
 
 def test_zero_is_said_and_no_metrics_are_not() -> None:
-    report = REPORT | {"rows": {"running": 0, "prefilling": 0, "waiting": 0, "max": 8}, "metrics_port": None}
+    report = REPORT | {
+        "rows": {"running": 0, "prefilling": 0, "set_aside": 0, "waiting": 0, "max": 8},
+        "metrics_port": None,
+    }
     assert "decoding 0 of 8" in shown(report)
+    assert "set aside" not in shown(report)
     assert "metrics" not in shown(report)
 
 
