@@ -3,7 +3,7 @@
 SIGTERM, SIGINT   the end: refuse what is new, finish what runs
 SIGHUP            the options anew, as far as a running daemon can take them
 SIGUSR1           all stacks: Python's threads on standard error, which works even where everything hangs, and
-                  Trio's tasks in the log, which takes a Trio that still turns
+                  Trio's tasks in the log, whatever its level, which takes a Trio that still turns
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trio
+
+from scheduler import log
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Signals:
             self._reload.set()
         elif number == signal.SIGUSR1:
             for line in tasks():
-                logger.info("task %s", line)
+                log.asked_for(logger, "task %s", line)
         else:
             logger.info("%s: draining", signal.Signals(number).name)
             self._on_stop()

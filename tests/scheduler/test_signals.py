@@ -41,11 +41,13 @@ async def test_hangups_are_told_once_each_time_they_are_waited_for() -> None:
 
 
 @trio_test
-async def test_all_stacks_are_written(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+async def test_all_stacks_are_written_whatever_the_level(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def somewhere_in_particular() -> None:
         await trio.sleep_forever()
 
-    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(logging.getLogger("scheduler.signals"), "level", logging.ERROR)
     signals = Signals(lambda: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(signals.watch)
