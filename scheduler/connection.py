@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import trio
 
-from scheduler import protocol
+from scheduler import log, protocol
 from scheduler.checks import shown
 from scheduler.codec import BadMessage, decode_request
 from scheduler.errors import Overloaded, Refused
@@ -37,7 +37,7 @@ from scheduler.outbox import Outbox
 from scheduler.peer import hung_up, unread_bytes
 from store.framing import FRAME_BYTES, FrameDecoder, ProtocolError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 << 10
 # The kernel counts what is unread in pieces as they were sent; a slow reader shows that it reads by finishing one.
@@ -117,7 +117,7 @@ async def serve_connection(
     try:
         await connection.run(goodbye)
     except Exception:
-        log.exception("%s: a fault of the daemon; the connection is closed", connection.name)
+        logger.exception("%s: a fault of the daemon; the connection is closed", connection.name)
         connection.cut_by = "internal"
     finally:
         among.discard(connection)
@@ -162,7 +162,7 @@ class Connection:
             except ProtocolError as error:
                 self._fail(error.code, error.message)
             except Exception:
-                log.exception("%s: a fault of the daemon", self.name)
+                logger.exception("%s: a fault of the daemon", self.name)
                 self._fail("internal", "a fault of the daemon, which its log explains; the connection is closed")
             self._closing = True
             self._unsent.unpark_all()
@@ -174,7 +174,7 @@ class Connection:
                 if row_id is not None:
                     self._service.cancel(row_id)
             except Exception:
-                log.exception("%s: row %s could not be cancelled", self.name, row_id)
+                logger.exception("%s: row %s could not be cancelled", self.name, row_id)
         self._rows.clear()
         self._num_left.clear()
 
@@ -186,7 +186,7 @@ class Connection:
 
     def _fail(self, code: str, message: str) -> None:
         """The last words of a connection that cannot go on."""
-        log.info("%s: closed: %s: %s", self.name, code, message)
+        logger.info("%s: closed: %s: %s", self.name, code, message)
         self.cut_by = code
         self._put(protocol.Error(code, message))
         self._closing = True
@@ -195,7 +195,7 @@ class Connection:
     def _cut(self, reason: str, why: str) -> None:
         """The end of a connection that cannot be told why."""
         if not self._scope.cancel_called:
-            log.warning("%s: cut off: %s", self.name, why)
+            logger.warning("%s: cut off: %s", self.name, why)
             self.cut_by = reason
         self._scope.cancel()
 
@@ -247,6 +247,8 @@ class Connection:
                     raise Refused("bad_request", "hello is said once, at the beginning")
         except Refused as refusal:
             about = refusal.id if isinstance(refusal, BadMessage) else None
+            said = log.fields(id=about, code=refusal.code)
+            logger.info("%s: a message is refused: %s: %s", self.name, refusal.code, refusal.message, extra=said)
             self._put(protocol.Error(refusal.code, refusal.message, about))
 
     def _greet(self, fields: dict[str, Any]) -> None:
@@ -272,14 +274,19 @@ class Connection:
             raise BadMessage("duplicate_id", f"request {shown(id)} still runs, and goes on: choose another id", id)
         try:
             self._check_number(message.n)
+        except Refused as refusal:
+            told = refusal.code, refusal.message
+            log.request_finished(logger, request_id=id, finish=told[0], message=told[1], is_refused=True)
+            self._put(protocol.Error(*told, id, _retry_after_s(refusal)))
+            return
+        try:
             self._rows[id], self._num_left[id] = None, message.n
             row_id = await self._service.submit(message, self._reply)
             # It may have ended meanwhile.
             if id in self._rows:
                 self._rows[id] = row_id
         except Refused as refusal:
-            retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else None
-            self._reply(protocol.Error(refusal.code, refusal.message, id, retry_after_s))
+            self._reply(protocol.Error(refusal.code, refusal.message, id, _retry_after_s(refusal)))
 
     def _check_number(self, n: int) -> None:
         """Raises Refused where a request asks for more answers than the connection may have now, or ever."""
@@ -359,3 +366,7 @@ class Connection:
                 rest = rest[await self._stream.socket.send(rest[:SEND_BYTES]) :]
             if patience.cancelled_caught and unread_bytes(self._stream.socket) >= unread:
                 self._cut("stalled", f"it has read nothing for {self._limits.stalled_s:g} s")
+
+
+def _retry_after_s(refusal: Refused) -> float | None:
+    return refusal.retry_after_s if isinstance(refusal, Overloaded) else None

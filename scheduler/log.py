@@ -114,23 +114,26 @@ def request_finished(
     *,
     request_id: str | int,
     finish: str,
-    prompt_tokens: int,
-    completion_tokens: int,
+    prompt_tokens: int = 0,
+    completion_tokens: int = 0,
     cached_tokens: int = 0,
     queued_s: float = 0.0,
     ttft_s: float | None = None,
     decode_s: float = 0.0,
     total_s: float = 0.0,
+    index: int | None = None,
     message: str | None = None,
+    is_refused: bool = False,
     prompt: str | None = None,
     answer: str | None = None,
 ) -> None:
     """Write the one line of a request that has ended. finish: its finish reason, or the code of its error.
 
-    ttft_s: seconds to its first token, None where there was none. message: the sentence of its error; makes the line a
-    warning. prompt, answer: their text, to be given only where --log-prompts is on.
+    ttft_s: seconds to its first token, None where there was none. index: which of several answers it is. message: the
+    sentence of its error; makes the line a warning, unless the request was refused. prompt, answer: their text, to be
+    given only where --log-prompts is on.
     """
-    level = logging.INFO if message is None else logging.WARNING
+    level = logging.INFO if message is None or is_refused else logging.WARNING
     if not logger.isEnabledFor(level):
         return
     rate = (completion_tokens - 1) / decode_s if completion_tokens > 1 and decode_s > 0 else None
@@ -138,6 +141,7 @@ def request_finished(
     said = {name: text for name, text in texts.items() if text is not None}
     machine = fields(
         id=request_id,
+        **({} if index is None else {"index": index}),
         finish=finish,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -149,16 +153,22 @@ def request_finished(
         tokens_per_s=None if rate is None else round(rate, 2),
         **said,
     )
+    if finish == _OUR_FAULT:
+        # `laned status` shows it to whoever may connect: nothing of what the client sent.
+        machine["trouble"] = f"a request failed: {message}"
+    if is_refused:
+        logger.log(level, "request %s refused: %s", request_id, message, extra=machine)
+        return
+    named = request_id if index is None else f"{request_id} ({index})"
     cached = f" ({cached_tokens} cached)" if cached_tokens else ""
     first = "" if ttft_s is None else f", first token {ttft_s:.2f}"
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
     logger.log(
         level,
         "request %s %s: %d prompt%s + %d new tokens in %.2f s (queued %.2f%s%s)%s",
-        *(request_id, finish, prompt_tokens, cached, completion_tokens, total_s, queued_s, first, speed),
+        *(named, finish, prompt_tokens, cached, completion_tokens, total_s, queued_s, first, speed),
         "".join(f", {name} {text!r}" for name, text in said.items()),
-        # `laned status` shows it to whoever may connect: nothing of what the client sent.
-        extra=machine | ({"trouble": f"a request failed: {message}"} if finish == _OUR_FAULT else {}),
+        extra=machine,
     )
 
 

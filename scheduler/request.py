@@ -138,6 +138,12 @@ class Request:
         return len(self.generated)
 
     @property
+    def answer_token_ids(self) -> list[int]:
+        """What was generated, less the token that ends the text."""
+        ends = bool(self.generated) and self.generated[-1] in self.wish.stop_token_ids
+        return self.generated[:-1] if ends else self.generated
+
+    @property
     def num_prompt_left(self) -> int:
         """Prompt tokens to process before the row can be merged; its last one is the first step's input."""
         return len(self.wish.prompt) - 1 - self.num_processed

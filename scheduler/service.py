@@ -106,17 +106,13 @@ class Service:
                 request.forget_found()
                 raise
         except trio.Cancelled:
-            self.metrics.finished("cancelled", trio.current_time() - arrived_s)
-            self.outcomes["cancelled"] += 1
+            self._book_unqueued(message, "cancelled", "cancelled", arrived_s)
             raise
         except Refused as refused:
-            self.metrics.finished("refused", trio.current_time() - arrived_s)
-            self.outcomes["refused"] += 1
-            logger.info("request %s refused: %s", message.id, refused.message, extra=log.fields(code=refused.code))
+            self._book_unqueued(message, "refused", refused.code, arrived_s, refused.message)
             raise
-        except Exception:
-            self.metrics.finished("failed", trio.current_time() - arrived_s)
-            self.outcomes["failed"] += 1
+        except Exception as error:
+            self._book_unqueued(message, "failed", "internal", arrived_s, f"{type(error).__name__}: {error}")
             raise
         for _ in requests[1:]:
             self.metrics.arrived()
@@ -305,6 +301,23 @@ class Service:
             self._book(request, said)
         reply(said)
 
+    def _book_unqueued(
+        self, message: Submit, outcome: str, finish: str, arrived_s: float, error: str | None = None
+    ) -> None:
+        """A request that has ended before it was one of the scheduler's."""
+        total_s = trio.current_time() - arrived_s
+        self.metrics.finished(outcome, total_s)
+        self.outcomes[outcome] += 1
+        log.request_finished(
+            logger,
+            request_id=message.id,
+            finish=finish,
+            queued_s=total_s,
+            total_s=total_s,
+            message=error,
+            is_refused=outcome == "refused",
+        )
+
     def _book(self, request: Request, end: Done | Error) -> None:
         assert request.outcome is not None
         self.adapters.release(request.wish.adapter)
@@ -324,8 +337,10 @@ class Service:
             ttft_s=timings.ttft_s,
             decode_s=timings.decode_s,
             total_s=timings.total_s,
+            index=request.wish.index,
             message=end.message if isinstance(end, Error) else None,
             prompt=self.tokenizer.decode(request.wish.prompt) if self.options.log_prompts else None,
+            answer=self.tokenizer.decode(request.answer_token_ids) if self.options.log_prompts else None,
         )
 
     def status(self) -> Status:

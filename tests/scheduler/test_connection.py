@@ -1,5 +1,6 @@
 """What a connection does for one who stays."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,14 @@ async def test_an_id_may_be_used_again_but_not_at_the_same_time(path: Path) -> N
 
 
 @trio_test
-async def test_requests_of_one_connection_are_limited(path: Path) -> None:
+async def test_requests_of_one_connection_are_limited(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with serving(path, Limits(requests=2)) as daemon, connected(path) as raw:
         await raw.send(*(submit(id, "hang") for id in range(3)))
         error = await raw.until("error")
         assert (error["id"], error["code"]) == (2, "overloaded")
         assert error["retry_after_s"] > 0
+        assert f"request 2 refused: {error['message']}" in caplog.messages
         assert len(daemon.service.rows) == 2
         await raw.send({"type": "cancel", "id": 0})
         await raw.until("done")
@@ -161,11 +164,14 @@ async def test_refusals_and_failures_of_the_service_are_errors_of_the_request(pa
 )
 @trio_test
 async def test_a_bad_message_gets_an_error_and_the_connection_lives(
-    path: Path, message: dict[str, Any], code: str
+    path: Path, message: dict[str, Any], code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with serving(path) as daemon, connected(path) as raw:
         await raw.send(submit("others", "hang"), message, {"type": "ping"})
         error = await raw.next() or {}
         assert (error["type"], error["code"], error.get("id")) == ("error", code, message.get("id"))
         assert await raw.next() == {"type": "pong"}
         assert len(daemon.service.rows) == 1
+        (line,) = (line for line in caplog.messages if "refused" in line)
+        assert line.endswith(f"a message is refused: {code}: {error['message']}")
