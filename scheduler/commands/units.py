@@ -7,11 +7,11 @@ given. Nothing is written here; scheduler/commands/install.py does that.
 
 from __future__ import annotations
 
+import math
 import os
 import plistlib
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,9 +19,13 @@ from pathlib import Path
 # The first line of what we write: what does not have it is not ours to change.
 MARK = "Written by `laned install-service`; `laned uninstall-service` removes it."
 LABEL = "local.laned"
-GROUP, MAC_GROUP = "laned", "_laned"
-# The one folder that a service of the machine may write to and that stays.
-STORE = "/var/lib/laned/store"
+# The home of the user that a service of the machine runs as, and the folder that it starts in.
+STATE = Path("/var/lib/laned")
+# The folders that it may write to.
+WRITABLE = (STATE, Path("/var/cache/laned"))
+STORE = str(STATE / "store")
+# From the end of a drain to launchd's kill: what was remembered goes to disk.
+KILL_AFTER_DRAIN_S = 15
 # Python packages that hold MLX's CUDA build.
 _CUDA = ("mlx-cuda-12", "mlx-cuda-13")
 
@@ -52,6 +56,20 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What the service is to be. flags: of `laned serve`. Of all that these and the file say, what concerns the service
+    manager, too: socket: where clients connect, None for the place where they look. drain_s: how long running requests
+    go on at the end. writes: folders outside of WRITABLE that the daemon writes to. is_public: others than this machine
+    are to reach /metrics."""
+
+    flags: tuple[str, ...] = ()
+    socket: str | None = None
+    drain_s: float = 30.0
+    writes: tuple[str, ...] = ()
+    is_public: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Where things are. laned: the command's words. python: what runs it, links followed. templates: folder deploy/.
     cuda: MLX's CUDA build is there."""
@@ -64,6 +82,11 @@ class Machine:
     python: Path = Path("/usr/bin/python3")
     is_mac: bool = False
     cuda: bool = False
+
+    @property
+    def group(self) -> str:
+        """Of a service of the machine; its user is called the same."""
+        return "_laned" if self.is_mac else "laned"
 
     @classmethod
     def this(cls) -> Machine:
@@ -80,24 +103,23 @@ class Machine:
         )
 
 
-def plan(
-    machine: Machine, flags: Sequence[str], *, user: bool, socket: str | None = None, access_told: bool = False
-) -> Plan:
-    """flags: of `laned serve`. socket: where clients connect, None for the place where they look. access_told: whether
-    the options say who may connect; otherwise, of a service of the machine, the members of its group may."""
-    command = [*machine.laned, "serve", *flags]
-    if not user and not access_told:
-        command += ["--allow-group", MAC_GROUP if machine.is_mac else GROUP]
-    return (_launchd if machine.is_mac else _systemd)(machine, command, user, socket)
+def plan(machine: Machine, asked: Asked, *, user: bool) -> Plan:
+    """user: whether it is a service of one's own, not of the machine."""
+    command = [*machine.laned, "serve", *asked.flags]
+    return (_launchd if machine.is_mac else _systemd)(machine, command, asked, user)
 
 
-def _systemd(machine: Machine, command: list[str], user: bool, socket: str | None) -> Plan:
+def _systemd(machine: Machine, command: list[str], asked: Asked, user: bool) -> Plan:
     templates = machine.templates / "systemd" / ("user" if user else "")
     units = machine.config_home / "systemd" / "user" if user else machine.root / "etc" / "systemd" / "system"
     service = _set(_read(templates / "laned.service"), "ExecStart", " ".join(map(systemd_word, command)))
+    if asked.writes and not user:
+        service = _set(service, "ProtectSystem", f"strict\nReadWritePaths={' '.join(map(_systemd_path, asked.writes))}")
+    if asked.is_public and not user:
+        service = re.sub(r"(?m)^IPAddress(Deny|Allow)=.*\n", "", service)
     listening = _read(templates / "laned.socket")
-    if socket is not None:
-        listening = _set(listening, "ListenStream", socket.replace("%", "%%"))
+    if asked.socket is not None:
+        listening = _set(listening, "ListenStream", asked.socket.replace("%", "%%"))
     files = [File(units / "laned.socket", listening), File(units / "laned.service", service)]
     if machine.cuda:
         files.append(File(units / "laned.service.d" / "cuda.conf", _read(templates / "cuda.conf")))
@@ -118,7 +140,7 @@ def _systemd(machine: Machine, command: list[str], user: bool, socket: str | Non
     )
 
 
-def _launchd(machine: Machine, command: list[str], user: bool, socket: str | None) -> Plan:
+def _launchd(machine: Machine, command: list[str], asked: Asked, user: bool) -> Plan:
     job = plistlib.loads((machine.templates / "launchd" / ("agent.plist" if user else "daemon.plist")).read_bytes())
     library = (machine.home if user else machine.root) / "Library"
     path = library / ("LaunchAgents" if user else "LaunchDaemons") / f"{LABEL}.plist"
@@ -127,8 +149,9 @@ def _launchd(machine: Machine, command: list[str], user: bool, socket: str | Non
         listener["SockPathName"] = str(library / "Caches" / "laned" / "laned.sock")
         job["StandardErrorPath"] = str(library / "Logs" / "laned.log")
     job["ProgramArguments"] = command
-    if socket is not None:
-        listener["SockPathName"] = socket
+    job["ExitTimeOut"] = math.ceil(asked.drain_s) + KILL_AFTER_DRAIN_S
+    if asked.socket is not None:
+        listener["SockPathName"] = asked.socket
     first, rest = plistlib.dumps(job, sort_keys=False).decode().split("\n", 1)
     domain = f"gui/{os.getuid()}" if user else "system"
     return Plan(
@@ -142,7 +165,12 @@ def _launchd(machine: Machine, command: list[str], user: bool, socket: str | Non
 
 def systemd_word(word: str) -> str:
     """A word of a command line as a unit has it: systemd expands % and $, and cuts at blanks (systemd.service(5))."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return _systemd_path(word.replace("$", "$$"))
+
+
+def _systemd_path(word: str) -> str:
+    """One of several paths in a unit, where $ is a character like others."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     word = word.replace("\n", "\\n").replace("\t", "\\t")
     return word if re.fullmatch(r"[\w@%+=:,./$-]+", word) else f'"{word}"'
 
