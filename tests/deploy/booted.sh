@@ -2,7 +2,9 @@
 # What is asked of a daemon under its units, one thing after another.
 . /opt/trial/installed.sh
 
-printf 'model = "demo"\nmax_rows = 4\n' | tee /etc/laned/laned.toml > /etc/laned/small.toml
+printf 'model = "demo"\nmax_rows = 4\nallow_group = ["laned"]\n' | tee /etc/laned/laned.toml > /etc/laned/small.toml
+echo 'store = "/var/lib/laned/store"' >> /etc/laned/laned.toml
+echo 'store_socket = "/run/laned/store.sock"' >> /etc/laned/small.toml
 chgrp -R laned /etc/laned
 # Shorter than any unit has it, for the test's sake; everything else is as it is installed.
 mkdir -p /run/systemd/system/laned.service.d

@@ -8,6 +8,7 @@ model = "demo"
 max_rows = 8
 max_queue = 64
 prompt_cache_bytes = "256MiB"
+store = "/var/lib/laned/store"
 store_max = "512MiB"
 END
 chgrp -R laned /etc/laned

@@ -2,22 +2,26 @@
 
 import plistlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler import configuration
 from scheduler.activation import LAUNCHD_NAME
+from scheduler.commands.units import KILL_AFTER_DRAIN_S, Asked, Machine, plan
 from scheduler.options import OPTIONS
 from scheduler.usage import Parser
 from tests.deploy.folder import DEPLOY, PACKAGED
 
 JOBS = ("agent", "daemon")
+SHIPPED = (*JOBS, "gateway")
 # Key: its type, and which values launchd takes. It ignores keys that it does not know, so a misspelt one is silent.
 SCHEMA: dict[str, tuple[type, Any]] = {
     "Label": (str, re.compile(r"[\w.-]+")),
     "ProgramArguments": (list, None),
     "Sockets": (dict, None),
+    "RunAtLoad": (bool, None),
     "KeepAlive": (dict, {"SuccessfulExit", "Crashed", "NetworkState", "PathState", "OtherJobEnabled"}),
     "ThrottleInterval": (int, range(1, 3600)),
     "ExitTimeOut": (int, range(1, 3600)),
@@ -74,12 +78,25 @@ def job(name: str) -> dict[str, Any]:
     return read
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_launchd_knows_every_key_and_takes_every_value(name: str) -> None:
-    found = job(name)
+def written(user: bool) -> dict[str, Any]:
+    """What `laned install-service` makes of a template."""
+    machine = Machine(("/opt/laned/bin/laned",), DEPLOY, Path("/Users/ada"), Path("/none"), is_mac=True)
+    asked = Asked(("--model", "x"), socket="/Users/ada/x.sock", drain_s=300.0, writes=("/ssd",), is_public=True)
+    (file,) = plan(machine, asked, user=user).files
+    read: dict[str, Any] = plistlib.loads(file.text.encode())
+    return read
+
+
+@pytest.mark.parametrize(
+    "found",
+    [*map(job, SHIPPED), written(user=True), written(user=False)],
+    ids=[*SHIPPED, "agent as written", "daemon as written"],
+)
+def test_launchd_knows_every_key_and_takes_every_value(found: dict[str, Any]) -> None:
     assert faults(found, SCHEMA) == []
-    assert set(found["Sockets"]) == {LAUNCHD_NAME}, "the name that we ask for"
-    assert faults(found["Sockets"][LAUNCHD_NAME], SOCKET) == []
+    if found["Label"] == "local.laned":
+        assert set(found["Sockets"]) == {LAUNCHD_NAME}, "the name that we ask for"
+        assert faults(found["Sockets"][LAUNCHD_NAME], SOCKET) == []
 
 
 def test_the_schema_catches_what_it_should() -> None:
@@ -96,7 +113,7 @@ def test_the_schema_catches_what_it_should() -> None:
 def test_it_is_what_the_daemon_needs(name: str) -> None:
     found = job(name)
     (drain_s,) = (option.default for option in OPTIONS if option.name == "drain-timeout")
-    assert found["ExitTimeOut"] > drain_s
+    assert found["ExitTimeOut"] == drain_s + KILL_AFTER_DRAIN_S
     assert found["KeepAlive"] == {"SuccessfulExit": False}
     assert found["Umask"] == 0o077
     program, command, *flags = found["ProgramArguments"]
@@ -110,9 +127,17 @@ def test_it_is_what_the_daemon_needs(name: str) -> None:
     else:
         assert program == PACKAGED
         assert mode == 0o666
-        assert flags[flags.index("--allow-group") + 1] == found["GroupName"], "so the daemon has to ask who it is"
+        assert flags == ["--config", "/etc/laned/laned.toml"], "who may connect is the file's to say"
+        assert found["GroupName"] in (DEPLOY / "service.toml").read_text()
 
 
-@pytest.mark.parametrize("name", JOBS)
+def test_the_gateway_is_killed_when_systemd_would_do_so() -> None:
+    found = job("gateway")
+    assert found["ProgramArguments"][1] == "gateway"
+    unit = (DEPLOY / "systemd" / "laned-gateway.service").read_text()
+    assert f"TimeoutStopSec={found['ExitTimeOut']}s" in unit
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_no_path_needs_a_shell(name: str) -> None:
     assert not re.search(r"<string>[^<]*[~$]", (DEPLOY / "launchd" / f"{name}.plist").read_text())

@@ -17,6 +17,7 @@ from tests.deploy.folder import DEPLOY, LANED, PACKAGED
 
 SYSTEM = DEPLOY / "systemd"
 USER = SYSTEM / "user"
+SERVICE_TOML = DEPLOY / "service.toml"
 SERVICES = ("laned.service", "laned@.service", "laned-store.service")
 UNITS = (*SERVICES, "laned.socket", "laned@.socket", "laned-store.socket")
 # systemd's own measure, from 0 to 10.
@@ -127,6 +128,20 @@ def test_what_is_started_is_a_command_of_ours_with_options_that_it_has(path: Pat
     assert set(given) <= {"config", *(option.field for option in OPTIONS)}
 
 
+@pytest.mark.parametrize("path", [SYSTEM / "laned.service", SYSTEM / "laned@.service", USER / "laned.service"])
+def test_a_daemons_unit_overrides_nothing_that_its_file_may_say(path: Path) -> None:
+    _, command, *flags = one(path, "Service", "ExecStart").split()
+    assert (command, flags[0], len(flags)) == ("serve", "--config", 2)
+
+
+def test_what_the_file_of_a_service_says_is_what_the_units_let_it_do() -> None:
+    found = configuration.read_config(str(SERVICE_TOML))
+    assert set(found) == {"model", "allow_group", "store"}
+    assert found["allow_group"] == (one(SYSTEM / "laned.socket", "Socket", "SocketGroup"),)
+    state = one(SYSTEM / "laned.service", "Service", "StateDirectory")
+    assert Path(found["store"]).is_relative_to(Path("/var/lib") / state)
+
+
 def hardening(path: Path) -> dict[str, str]:
     """What follows NoNewPrivileges: all of it forbids something."""
     lines = entries(path)["Service"]
@@ -146,8 +161,8 @@ def test_the_three_are_hardened_alike() -> None:
 
 def test_instance_and_store_meet_at_one_socket_and_one_user() -> None:
     address = one(SYSTEM / "laned-store.socket", "Socket", "ListenStream")
-    for name in ("laned@.service", "laned-store.service"):
-        assert address in one(SYSTEM / name, "Service", "ExecStart").split()
+    assert address in one(SYSTEM / "laned-store.service", "Service", "ExecStart").split()
+    assert f'#store_socket = "{address}"\n' in SERVICE_TOML.read_text()
     assert {one(SYSTEM / name, "Service", "User") for name in SERVICES} == {"laned"}
     for name in ("laned", "laned@", "laned-store"):
         socket, service = entries(SYSTEM / f"{name}.socket"), entries(SYSTEM / f"{name}.service")
