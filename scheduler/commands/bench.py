@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from scheduler.commands.surroundings import load_and_cores
 from scheduler.commands.top_frame import seconds
 from scheduler.log import printable
 from scheduler.service import Service
-from scheduler.usage import Parser, UsageError
+from scheduler.usage import CommandFailed, Parser, UsageError
 
 # What of `laned serve` decides how fast it is; --rows says how many there are.
 FLAGS = (*(name for name in OPTIONS if name != "max-rows"), "prefill-step-size", "max-stall-ms", "prompt-cache-bytes")
@@ -121,7 +122,10 @@ def main(argv: Sequence[str]) -> int:
         if flags.plot:
             from scheduler.commands.plot import draw
 
-            draw(report, Path(flags.plot))
+            try:
+                draw(report, Path(flags.plot))
+            except OSError as error:
+                raise CommandFailed(f"--plot {flags.plot} cannot be written: {error.strerror or error}.") from error
     return 130 if interrupted else 0
 
 
@@ -165,6 +169,14 @@ def _check_plot(path: str) -> None:
         raise UsageError(f"--plot takes a file that ends in .png or .svg, not {path!r}.")
     if not Path(path).absolute().parent.is_dir():
         raise UsageError(f"--plot {path}: there is no such folder.")
+    existed = Path(path).exists()
+    try:
+        with open(path, "ab"):
+            pass
+        if not existed:
+            os.unlink(path)
+    except OSError as error:
+        raise UsageError(f"--plot {path} cannot be written: {error.strerror or error}.") from None
     try:
         import scheduler.commands.plot  # noqa: F401 (whether it can be imported)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Whether a folder will do for a store: may it be written, is there room, how fast is it."""
+"""Whether a disk will do, for a store and for what is kept anyway: may it be written, is there room, how fast is it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,39 @@ LEAST_FREE_BYTES = 5 << 30
 _F_NOCACHE = 48
 
 
+def cache_place() -> Path:
+    """Where what is made once for this machine lies, and where the README puts a store. May not exist."""
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "laned"
+
+
+def check_place(folder: Path) -> Finding:
+    """Whether there is room in the folder and the right to use it; its speed is not measured."""
+    place = _nearest(folder)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        do = "give yourself the right to, or set XDG_CACHE_HOME: what is made once for this machine is kept there"
+        return Finding("warning", "disk", f"{place} cannot be written: {error.strerror or error}", do)
+    free = shutil.disk_usage(place).free
+    said = f"{size_of(free)} free in {place}"
+    if free < LEAST_FREE_BYTES:
+        do = "make room: models lie there, too; `laned doctor --store DIR` looks at another disk for a store"
+        return Finding("warning", "disk", said, do)
+    return Finding("ok", "disk", f"{said}; --store DIR measures a disk for a store")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or what there is of the path to it."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def check_store(folder: Path) -> Iterator[Finding]:
     """Write and read a file in the folder, which is gone again afterwards."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = _nearest(folder)
     if not place.is_dir():
         yield Finding("problem", "store", f"{place} is no folder", "choose another for --store")
         return

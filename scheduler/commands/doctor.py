@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "doctor",
         "Look at this machine as laned will find it, and say what to do about what is wrong: packages, MLX and its\n"
-        "BLAS, memory, limits, socket, a running daemon. Exit status 1 if something is broken.",
+        "BLAS, memory, disk, limits, socket, a running daemon. Exit status 1 if something is broken.",
         (
             "laned doctor",
             "laned doctor --store /ssd/laned",
@@ -164,9 +164,11 @@ def _examine(report: _Report, socket: str | None, store: str | None, blas: str, 
     found.append(surroundings.check_descriptors())
     report.begin("socket")
     found.extend(surroundings.check_socket(Path(socket) if socket else default_socket_path()))
+    report.begin("disk")
     if store is not None:
-        report.begin("store")
         found.extend(disk.check_store(Path(store).expanduser()))
+    else:
+        found.append(disk.check_place(disk.cache_place()))
     from scheduler.commands.diagnosis import diagnose
 
     def take(part: str, told: Any) -> None:

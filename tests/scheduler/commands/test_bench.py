@@ -15,10 +15,10 @@ import trio
 from rich.console import Console
 
 from scheduler.commands import plot
-from scheduler.commands.bench import _store_of_its_own, main, show
+from scheduler.commands.bench import _check_plot, _store_of_its_own, main, show
 from scheduler.options import Options
 from scheduler.service import Service
-from scheduler.usage import UsageError
+from scheduler.usage import CommandFailed, UsageError
 from tests.scheduler.echo_daemon import echo_daemon
 
 COMMAND = (sys.executable, "-m", "scheduler.cli", "bench")
@@ -109,6 +109,7 @@ def test_whatever_was_measured_is_drawn(told: dict[str, Any], ending: str, tmp_p
         (["hybrid", "--max-tokens", "none"], "--max-tokens: invalid number"),
         (["hybrid", "--plot", "x.gif"], "ends in .png or .svg"),
         (["hybrid", "--plot", "/no/such/x.png"], "no such folder"),
+        (["hybrid", "--plot", "/proc/x.png"], "--plot /proc/x.png cannot be written"),
         (["hybrid", "--store", "/no/such"], "--store /no/such: No such file"),
         (["/no/such/model"], "/no/such/model"),
     ],
@@ -134,6 +135,29 @@ def test_interrupted_it_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsy
     found = json.loads(capsys.readouterr().out)
     assert [row["rows"] for row in found["rows"]] == [1, 2]
     assert found["settings"]["complete"] is False
+
+
+def test_whether_a_picture_can_be_written_is_tried_and_nothing_is_left(tmp_path: Path) -> None:
+    _check_plot(str(tmp_path / "new.png"))
+    (tmp_path / "old.svg").write_text("a picture")
+    _check_plot(str(tmp_path / "old.svg"))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.svg", "a picture")]
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+        _check_plot(str(tmp_path / "folder.png"))
+
+
+def test_a_disk_that_is_full_in_the_end_costs_the_picture_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(report: dict[str, Any], path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("scheduler.daemon.try_out", lambda options, use: None)
+    monkeypatch.setattr(plot, "draw", refuse)
+    with pytest.raises(CommandFailed, match=r"x.png cannot be written: No space left on device\."):
+        main(["echo", "--plot", str(tmp_path / "x.png"), "--json"])
+    assert json.loads(capsys.readouterr().out)["settings"]["complete"]
 
 
 def test_a_store_of_its_own_is_gone_afterwards(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
+from lanes.cache_folder import cache_folder
 from scheduler.commands import disk
-from scheduler.commands.disk import check_store, rate
+from scheduler.commands.disk import cache_place, check_place, check_store, rate
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -72,3 +74,29 @@ def test_a_disk_that_refuses_is_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_rates() -> None:
     assert [rate(2.5e9), rate(80e6)] == ["2.50 GB/s", "80 MB/s"]
+
+
+def test_without_a_store_the_cache_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_place() == tmp_path / "cache" / "laned" == cache_folder("x").parent, "where the lanes keep theirs"
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(1 << 40, 0, 1 << 39))
+    finding = check_place(cache_place())
+    assert (finding.level, finding.said.startswith(f"512.0 GiB free in {tmp_path}")) == ("ok", True)
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(1 << 40, 1 << 40, 1 << 30))
+    assert check_place(cache_place()).level == "warning"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_place() == tmp_path / ".cache" / "laned" == cache_folder("x").parent
+
+
+def test_a_cache_that_may_not_be_written_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    finding = check_place(tmp_path / "laned")
+    assert (finding.level, finding.said) == ("warning", f"{tmp_path} cannot be written: Read-only file system")
+    (tmp_path / "file").touch()
+    monkeypatch.undo()
+    assert check_place(tmp_path / "file" / "laned").level == "warning"

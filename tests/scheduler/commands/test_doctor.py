@@ -58,6 +58,7 @@ def test_something_broken_is_status_1(tmp_path: Path) -> None:
     done = run("--socket", str(tmp_path / "file"), "--blas", "off")
     assert done.returncode == 1
     assert "problem" in done.stdout
+    assert " disk " in done.stdout, "without --store, too"
     assert "is no socket" in " ".join(done.stdout.split())
 
 
