@@ -34,7 +34,7 @@ class Door:
             access = Access.named(options.allow_user, options.allow_group)
             if inherited is None:
                 # At this moment, so that nobody waits for a model first.
-                check_path(path)
+                check_path(path, access)
         except BadSocket as bad:
             raise UsageError(f"{bad}.") from None
         except UnknownName as unknown:

@@ -2,8 +2,8 @@
 
 Opening, in this order, under a lock of the folder, so that two daemons that start at once do not both win:
 
-1. The folder is created (0700) if there is none. One that somebody else owns, or anybody may write, is refused: who may
-   rename the socket may read our clients' prompts.
+1. The folder is created (0700) if there is none. One that somebody else owns, or that everyone or a group may write
+   that is not let in anyway, is refused: who may rename the socket may read our clients' prompts.
 2. What is at the path is looked at. A socket that nobody answers is left from a crash and may be replaced; a daemon
    that answers, a plain file and anything else stay as they are.
 3. The socket is bound in a folder of its own that only we may enter, given its final mode (0600, unless others are let
@@ -16,8 +16,10 @@ not opened here, nor removed.
 """
 
 import fcntl
+import grp
 import logging
 import os
+import pwd
 import socket
 import stat
 import sys
@@ -78,12 +80,12 @@ def check_length(path: Path) -> None:
         )
 
 
-def check_path(path: Path) -> None:
+def check_path(path: Path, access: Access = OWNER_ALONE) -> None:
     """Raises SocketUnavailable where listen() would at this moment, so that nobody waits for a model first."""
     check_length(path)
     try:
         if path.parent.exists():
-            _check_folder(path.parent)
+            _check_folder(path.parent, access)
         _check_free(path)
     except OSError as error:
         raise SocketUnavailable(f"{path} cannot be opened: {error}") from error
@@ -156,7 +158,7 @@ async def inherit(sock: socket.socket) -> AsyncIterator[trio.SocketListener]:
 def _open(path: Path, access: Access) -> tuple[socket.socket, tuple[int, int]]:
     folder = path.parent
     folder.mkdir(mode=0o700 if access == OWNER_ALONE else 0o755, parents=True, exist_ok=True)
-    _check_folder(folder)
+    _check_folder(folder, access)
     if access != OWNER_ALONE:
         _warn_of_closed_folders(folder)
     check_length(path)
@@ -191,12 +193,31 @@ def _give_to(gid: int, path: Path) -> None:
         ) from None
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, access: Access) -> None:
     info = folder.stat()
     if os.geteuid() != 0 and info.st_uid not in (0, os.geteuid()):
         raise SocketUnavailable(f"{folder} belongs to user {info.st_uid}, who could replace the socket: use another")
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+    if info.st_mode & stat.S_ISVTX:
+        # Only its owner may rename what is in it.
+        return
+    if info.st_mode & stat.S_IWOTH:
         raise SocketUnavailable(f"{folder} may be written by everyone, who could replace the socket: chmod o-w it")
+    if info.st_mode & stat.S_IWGRP and info.st_gid not in access.gids and not _is_ours_alone(info.st_gid):
+        raise SocketUnavailable(
+            f"{folder} may be written by group {info.st_gid}, whose members could replace the socket: chmod g-w it, or "
+            "let the group in (--allow-group)"
+        )
+
+
+def _is_ours_alone(gid: int) -> bool:
+    """Whether it is root's group, or the one that many systems make for each user, with the user's name."""
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def _warn_of_closed_folders(folder: Path) -> None:

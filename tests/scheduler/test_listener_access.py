@@ -1,8 +1,11 @@
 """Who gets through the door: by the mode of the socket's file, and by the kernel's word on the peer."""
 
+import grp
 import os
+import pwd
 import socket
 import stat
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +15,7 @@ import trio
 
 from scheduler import listener
 from scheduler.access import Access
-from scheduler.listener import SocketUnavailable, accept, listen
+from scheduler.listener import SocketUnavailable, accept, check_path, listen
 from scheduler.peer import Peer, peer_of, peer_uid
 from tests.scheduler.raw import connected
 from tests.scheduler.trio_test import trio_test
@@ -81,12 +84,94 @@ async def test_a_group_that_is_not_ours_to_give_is_named(tmp_path: Path, monkeyp
     assert os.listdir(tmp_path) == []
 
 
+def folder_of_a_group(folder: Path, mode: int) -> int:
+    """Make one; returns the group, which is not root's where we can help it."""
+    folder.mkdir()
+    if os.geteuid() == 0:
+        os.chown(folder, -1, 4711)
+    folder.chmod(mode)
+    return folder.stat().st_gid
+
+
+def call_every_group(monkeypatch: pytest.MonkeyPatch, name: str, *members: str) -> None:
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, list(members))))
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o775, 0o2770])
+@trio_test
+async def test_a_folder_that_a_group_may_write_is_refused_unless_the_group_is_let_in(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "team" / "laned.sock"
+    gid = folder_of_a_group(path.parent, mode)
+    call_every_group(monkeypatch, "team")
+    for access in (Access(), Access(gids=frozenset({gid + 1}))):
+        with pytest.raises(SocketUnavailable, match=f"written by group {gid}.*--allow-group"):
+            async with listen(path, access):
+                pass
+        with pytest.raises(SocketUnavailable):
+            check_path(path, access)
+    check_path(path, Access(gids=frozenset({gid})))
+    async with listen(path, Access(gids=frozenset({gid}))):
+        assert path.is_socket()
+
+
+def test_a_sticky_folder_and_one_of_our_own_group_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is what a umask of 002 makes, where each user has a group."""
+    path, user = tmp_path / "here" / "laned.sock", pwd.getpwuid(os.geteuid()).pw_name
+    folder_of_a_group(path.parent, 0o1775)
+    call_every_group(monkeypatch, "team")
+    check_path(path)
+    path.parent.chmod(0o775)
+    call_every_group(monkeypatch, user)
+    check_path(path)
+    call_every_group(monkeypatch, user, user, "eve")
+    with pytest.raises(SocketUnavailable):
+        check_path(path)
+
+
+def test_roots_group_is_trusted_as_root_is_and_one_without_a_name_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(gid: int) -> None:
+        raise KeyError(gid)
+
+    monkeypatch.setattr(grp, "getgrgid", unknown)
+    assert listener._is_ours_alone(0)
+    assert not listener._is_ours_alone(4711)
+
+
 def test_a_peer_has_its_user_and_all_its_groups() -> None:
     ours, other = socket.socketpair(socket.AF_UNIX)
     with ours, other:
         peer = peer_of(ours)
         assert peer.uid == os.geteuid() == peer_uid(other)
     assert peer.gids == {os.getegid(), *os.getgroups()}
+
+
+class MacSocket:
+    """One whose peer is told as macOS does it: struct xucred of sys/ucred.h."""
+
+    def __init__(self, uid: int, *gids: int) -> None:
+        version, most = 0, 16
+        head = struct.pack("=IIh", version, uid, len(gids)) + bytes(2)
+        self.credentials = head + struct.pack(f"={most}I", *gids, *[0] * (most - len(gids)))
+
+    def fileno(self) -> int:
+        return -1
+
+    def getsockopt(self, level: int, option: int, length: int, /) -> bytes:
+        assert (level, option) == (0, 1), "SOL_LOCAL, LOCAL_PEERCRED"
+        assert length == len(self.credentials) == 76
+        return self.credentials
+
+
+@pytest.mark.parametrize("gids", [(20,), (20, 12, 61, 480), tuple(range(100, 116)), ()])
+def test_a_peer_on_macos_has_its_user_and_its_groups(gids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    sock = MacSocket(501, *gids)
+    assert peer_of(sock) == Peer(501, frozenset(gids)), "what lies behind the last group is none"
+    assert peer_uid(sock) == 501
+    # A user id above 2**31, as directories give them out, is no negative one.
+    assert peer_of(MacSocket(4_000_000_000)).uid == peer_uid(MacSocket(4_000_000_000)) == 4_000_000_000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
