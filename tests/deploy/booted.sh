@@ -3,7 +3,7 @@
 . /opt/trial/installed.sh
 
 printf 'model = "demo"\nmax_rows = 4\nallow_group = ["laned"]\n' | tee /etc/laned/laned.toml > /etc/laned/small.toml
-echo 'store = "/var/lib/laned/store"' >> /etc/laned/laned.toml
+printf 'store = "/var/lib/laned/store"\nmetrics_port = 0\n' >> /etc/laned/laned.toml
 echo 'store_socket = "/run/laned/store.sock"' >> /etc/laned/small.toml
 chgrp -R laned /etc/laned
 # Shorter than any unit has it, for the test's sake; everything else is as it is installed.
@@ -28,6 +28,10 @@ show laned ActiveState
 show laned StatusText
 say process
 grep -E '^(NoNewPrivs|Seccomp|CapEff|CapBnd):' "/proc/$(show laned MainPID)/status"
+say metrics
+port=$(/opt/laned/bin/laned status --socket /run/laned/laned.sock --json | sed 's/.*"metrics_port": \([0-9]*\).*/\1/')
+/opt/laned/bin/python -c 'import sys, urllib.request as web
+print(web.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics").read().decode())' "$port" | grep -o '^process_[a-z_]*' | sort
 say written
 find /var/lib/laned /var/cache/laned -type f | sed 's/[0-9a-f]\{32\}/X/g' | sort -u
 say reload

@@ -27,6 +27,17 @@ def test_it_runs_with_nothing_that_it_does_not_need(said: dict[str, list[str]]) 
     assert folders == {"/var/cache/laned/laned", "/var/lib/laned/store"}, said["written"]
 
 
+def test_it_tells_of_its_process_though_it_sees_no_other(said: dict[str, list[str]]) -> None:
+    assert said["metrics"] == [
+        "process_cpu_seconds_total",
+        "process_max_fds",
+        "process_open_fds",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "process_virtual_memory_bytes",
+    ]
+
+
 def test_it_reloads(said: dict[str, list[str]]) -> None:
     assert said["reload"] == ["active"]
     assert "SIGHUP: --max-tokens is 5 now, and was 512" in said["journal"]
