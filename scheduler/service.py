@@ -17,12 +17,12 @@ import trio
 from lanes.lane import Grammar, ModelInfo
 from scheduler import log, reports
 from scheduler.adapters import AdapterNames, namespace_of
-from scheduler.chat import chat_of, text_size
 from scheduler.errors import Refused
 from scheduler.loop import Loop
 from scheduler.memory import resident_bytes
 from scheduler.metrics import Metrics
 from scheduler.options import Options
+from scheduler.prompts import Prompts
 from scheduler.protocol import (
     PROTOCOL_VERSION,
     Adapters,
@@ -43,9 +43,6 @@ from store.keeping import KeeperAway
 from store.store import Store
 
 logger = logging.getLogger(__name__)
-
-# Cut into tokens on Trio's thread, a text of so many characters stops everybody for 2 ms, a million of them for 900.
-LONG_TEXT_CHARS = 4096
 
 
 class Service:
@@ -70,7 +67,7 @@ class Service:
         self.tokens: Counter[str] = Counter()
         self.addresses: dict[str, Any] = {}
         self._row_ids = count(1)
-        self._long_texts = trio.CapacityLimiter(1)
+        self._prompts = Prompts(info, tokenizer, self.context_tokens)
         self._started_s = time.monotonic()
 
     @property
@@ -121,7 +118,9 @@ class Service:
 
     async def _prepare(self, message: Submit, reply: Callable[[Reply], None], arrived_s: float) -> list[Request]:
         """What is to be queued, one for each answer; all that takes time is done. Raises Refused."""
-        prompt, system_tokens = await self._tokenize(message)
+        prompt, system_tokens = await self._prompts.tokenize(
+            message, self.options.chat_template_args, is_kept=self.store is not None
+        )
         wish = self._wish(message, prompt, system_tokens)
         compiled = None if wish.sampling.grammar is None else await self._compile(wish.sampling.grammar)
         requests = self._requests(message, wish, reply, arrived_s)
@@ -189,55 +188,6 @@ class Service:
             scheduler.cancel(each, trio.current_time())
         self.loop.wake()
 
-    async def _tokenize(self, message: Submit) -> tuple[tuple[int, ...], int | None]:
-        """The prompt, and how much of it is the system prompt where that matters. Long texts are cut into tokens beside
-        the loop, one after another. Raises Refused."""
-
-        def tokenize() -> tuple[tuple[int, ...], int | None]:
-            prompt = self._prompt(message)
-            return prompt, self._system_tokens(message, prompt)
-
-        if text_size(message) < LONG_TEXT_CHARS:
-            return tokenize()
-        return await trio.to_thread.run_sync(tokenize, limiter=self._long_texts, abandon_on_cancel=True)
-
-    def _prompt(self, message: Submit) -> tuple[int, ...]:
-        if message.prompt_token_ids is not None:
-            prompt = message.prompt_token_ids
-            outside = next((token for token in prompt if not 0 <= token < self.info.vocab_size), None)
-            if outside is not None:
-                raise Refused(
-                    "bad_request",
-                    f"prompt_token_ids holds {outside}, but the model's ids are 0 to {self.info.vocab_size - 1}",
-                )
-        elif message.messages is not None:
-            chat = chat_of(message.messages)
-            if message.tools and message.tool_choice != "none" and not self.tokenizer.parts.can_call:
-                raise Refused("bad_request", "this model calls no functions, or not in a way that mlx-lm can parse")
-            try:
-                prompt = tuple(self.tokenizer.encode_chat(chat, **self._variables(message)))
-            except ValueError as error:
-                raise Refused("bad_request", str(error)) from error
-        else:
-            assert message.prompt is not None
-            prompt = tuple(self.tokenizer.encode(message.prompt))
-        if not prompt:
-            raise Refused("bad_request", "the prompt has no tokens: send some text")
-        if self.context_tokens is not None and len(prompt) >= self.context_tokens:
-            raise Refused(
-                "context_length_exceeded",
-                f"the prompt has {len(prompt)} tokens, which leaves no room for an answer in the model's context of "
-                f"{self.context_tokens}",
-            )
-        return prompt
-
-    def _variables(self, message: Submit) -> dict[str, Any]:
-        """The chat template's."""
-        variables = {**self.options.chat_template_args, **(message.chat_template_kwargs or {})}
-        if message.tools and message.tool_choice != "none":
-            variables["tools"] = list(message.tools)
-        return variables
-
     def _wish(self, message: Submit, prompt: tuple[int, ...], system_tokens: int | None) -> Wish:
         options, adapter = self.options, self.adapters.digest_of(message.adapter)
         max_tokens = options.max_tokens if message.max_tokens is None else message.max_tokens
@@ -278,23 +228,6 @@ class Service:
             writes_store=message.cache in ("both", "write"),
             system_tokens=system_tokens,
         )
-
-    def _system_tokens(self, message: Submit, prompt: tuple[int, ...]) -> int | None:
-        """How many tokens the prompt shares with every other chat that has the same system prompt, for models that
-        can be taken up only where their state was saved."""
-        turns = message.messages or ()
-        if self.store is None or self.info.remembers != "boundaries" or not turns or turns[0].role != "system":
-            return None
-        chats = [
-            [{"role": "system", "content": turns[0].content}, {"role": "user", "content": word}] for word in ("a", "1")
-        ]
-        variables = self._variables(message)
-        try:
-            one, other = (self.tokenizer.encode_chat(chat, **variables) for chat in chats)
-        except ValueError:
-            return None
-        parted = (at for at, tokens in enumerate(zip(one, other, prompt, strict=False)) if len(set(tokens)) > 1)
-        return next(parted, None)
 
     def _tell(self, request: Request, reply: Callable[[Reply], None], said: Reply) -> None:
         if isinstance(said, Done | Error):

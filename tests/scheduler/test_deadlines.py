@@ -12,10 +12,10 @@ from lanes.lane import Grammar
 from scheduler.errors import Refused
 from scheduler.loop import Loop
 from scheduler.metrics import Metrics
+from scheduler.prompts import LONG_TEXT_CHARS
 from scheduler.protocol import Error, StructuredOutputs
 from scheduler.remembering import Remembering
 from scheduler.request import State
-from scheduler.service import LONG_TEXT_CHARS
 from store.store import Found, StoreSettings, open_store
 from tests.scheduler.bytes_tokenizer import ByteTokenizer
 from tests.scheduler.echo_daemon import EchoDaemon, echo_daemon

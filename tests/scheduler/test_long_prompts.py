@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from scheduler.errors import Refused
+from scheduler.prompts import LONG_TEXT_CHARS
 from scheduler.protocol import Message
-from scheduler.service import LONG_TEXT_CHARS
 from tests.scheduler.bytes_tokenizer import ByteTokenizer
 from tests.scheduler.echo_daemon import EchoDaemon, echo_daemon, in_trio
 from tests.scheduler.test_service_options import Answers, ask, submit
