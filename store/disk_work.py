@@ -48,13 +48,11 @@ class Folder:
     durable: set[str] = field(default_factory=set)
 
     def check(self, files: Files) -> None:
-        """Raises FolderGone if the path leads nowhere or elsewhere, as it does after a disk was taken away."""
-        try:
-            same = files.is_same(self.fd, self.path)
-        except OSError as error:
-            raise FolderGone(error.errno, f"{self.path} is gone: {error.strerror}") from error
-        if not same:
-            raise FolderGone(f"{self.path} is another folder than it was")
+        """Raises FolderGone if the path leads nowhere or elsewhere, as it does after a disk was taken away, or if that
+        of the lock does: another keeper may have the folder then."""
+        _check_same(self.fd, self.path, files)
+        if self.lock is not None:
+            _check_same(self.lock, lock_path(self.path), files)
 
     def close(self, files: Files) -> None:
         files.close(self.fd)
@@ -115,13 +113,24 @@ def publish(temporary: Path, path: Path, folder: Folder, files: Files) -> int:
         files.close(fd)
     # That it is there does not mean that it was synced: who made it may have been killed before.
     if path.parent.name not in folder.durable:
-        with suppress(FileExistsError):
-            files.make_folder(path.parent)
-        files.sync_folder(folder.path)
-        folder.durable.add(path.parent.name)
-    files.rename(temporary, path)
+        _make_durable(path.parent, folder, files)
+    try:
+        files.rename(temporary, path)
+    except FileNotFoundError:
+        # Somebody has deleted the folder that it goes to.
+        _make_durable(path.parent, folder, files)
+        files.rename(temporary, path)
     files.sync_folder(path.parent)
     return nbytes
+
+
+def is_there(path: Path, files: Files) -> bool:
+    """Whether there is a file. Raises OSError where that cannot be told."""
+    try:
+        files.close(files.open(path))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def make_temporary(folder: Folder, files: Files) -> Path:
@@ -157,6 +166,24 @@ def touch(paths: Sequence[Path], time_ns: int, files: Files) -> None:
     for place, path in enumerate(paths):
         with suppress(OSError):
             files.touch(path, time_ns + place)
+
+
+def _check_same(fd: int, path: Path, files: Files) -> None:
+    """Raises FolderGone if the path does not lead to what is open."""
+    try:
+        same = files.is_same(fd, path)
+    except OSError as error:
+        raise FolderGone(error.errno, f"{path} is gone: {error.strerror}") from error
+    if not same:
+        raise FolderGone(f"{path} is another than it was")
+
+
+def _make_durable(inner: Path, folder: Folder, files: Files) -> None:
+    """Make a folder in the folder, and its name durable. Raises OSError."""
+    with suppress(FileExistsError):
+        files.make_folder(inner)
+    files.sync_folder(folder.path)
+    folder.durable.add(inner.name)
 
 
 def _try_lock(path: Path, files: Files) -> tuple[int | None, OSError | None]:

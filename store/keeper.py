@@ -135,10 +135,7 @@ class LocalKeeper:
     async def remove(self, id_: str) -> int:
         """Delete a segment and what hangs on it, used or not; returns how many there were. Raises KeeperAway."""
         async with self._reach.changing() as folder:
-            dropped = self._shelf.drop_with_all(id_)
-            if folder.lock is not None:
-                await self._delete([(entry.path, entry.nbytes) for entry in dropped], folder)
-            return len(dropped)
+            return await self._drop(id_, folder)
 
     async def reserve(self, nbytes: int) -> Path | None:
         self._is_idle = False
@@ -224,8 +221,12 @@ class LocalKeeper:
         shelf = self._shelf
         stored, nbytes = await self._reach.change(disk_work.examine, temporary, folder, self._files)
         segment = stored.segment
-        if shelf.use_again(segment.id):
-            return "known"
+        known = shelf.get(segment.id)
+        if known is not None:
+            if await self._reach.change(disk_work.is_there, known.path, self._files):
+                shelf.touch(known)
+                return "known"
+            await self._drop(segment.id, folder)
         if not shelf.accepts(segment):
             return "orphan"
         path = segment_path(self.folder, segment.id)
@@ -241,6 +242,13 @@ class LocalKeeper:
         shelf.insert(replace(segment, tensors=()), Kept(segment, path, stored.places), nbytes)
         self._reach.worked("write to")
         return "kept"
+
+    async def _drop(self, id_: str, folder: Folder) -> int:
+        """A segment and what hangs on it; returns how many there were."""
+        dropped = self._shelf.drop_with_all(id_)
+        if folder.lock is not None:
+            await self._delete([(entry.path, entry.nbytes) for entry in dropped], folder)
+        return len(dropped)
 
     async def _condemn(self, unreadable: Unreadable) -> None:
         if await self.remove(unreadable.id) and isinstance(unreadable.cause, CorruptSegment):

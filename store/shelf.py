@@ -87,12 +87,9 @@ class Shelf:
         self._touch(chain)
         self.remember(kept)
 
-    def use_again(self, id_: str) -> bool:
-        """Counts as use of it and all it hangs on; False: it is not here."""
-        entry = self._index.get(id_)
-        if entry is not None:
-            self._touch(self._index.chain(entry))
-        return entry is not None
+    def touch(self, entry: Entry) -> None:
+        """Counts as use of it and all it hangs on."""
+        self._touch(self._index.chain(entry))
 
     def drop(self, entry: Entry) -> None:
         """It must have nothing that hangs on it."""

@@ -1,6 +1,8 @@
 """What may lie in a kept folder, who may open it, and what becomes of files that go bad."""
 
 import os
+import shutil
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import trio
 from store.files import disk_bytes
 from store.format import aligned, encode, layout
 from store.keeper import FolderUnavailable, KeeperSettings, open_keeper
+from store.keeping import KeeperAway
 from store.names import new_temporary, segment_path
 from tests.scheduler.trio_test import trio_test, until
 from tests.store.keeping import files_in, found, keep, on_disk, opened, reserved
@@ -145,3 +148,69 @@ async def test_a_sparse_leftover_of_another_model_is_neither_read_nor_in_the_way
         async with opened(tmp_path, fingerprints=MINE, max_bytes=on_disk(tmp_path, mine)) as keeper:
             assert await found(keeper, [1]) != ()
     assert files_in(tmp_path) == {f"{mine.id}.segment"}
+
+
+@trio_test
+async def test_a_folder_for_segments_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    first = with_tensors([1])
+    async with opened(tmp_path) as keeper:
+        await keep(keeper, first)
+        inner = segment_path(tmp_path, first.id).parent
+        other = next(each for num in count(2) if (each := with_tensors([num])).id[:2] == inner.name)
+        shutil.rmtree(inner)
+        assert await keep(keeper, other) == "kept"
+        assert [kept.segment for kept in await found(keeper, other.tokens)] == [other]
+
+
+@trio_test
+async def test_a_segment_whose_file_is_gone_is_written_when_it_comes_again(tmp_path: Path) -> None:
+    trunk, leaf = with_tensors(range(10)), with_tensors([11], with_tensors(range(10)))
+    async with opened(tmp_path) as keeper:
+        for each in (trunk, leaf):
+            await keep(keeper, each)
+        segment_path(tmp_path, trunk.id).unlink()
+        for each in (trunk, leaf):
+            assert await keep(keeper, each) == "kept"
+            assert await keep(keeper, each) == "known"
+        assert files_in(tmp_path) == {f"{trunk.id}.segment", f"{leaf.id}.segment"}
+
+
+@trio_test
+async def test_a_folder_whose_files_were_all_deleted_is_begun_anew(tmp_path: Path) -> None:
+    async with opened(tmp_path) as keeper:
+        await keep(keeper, with_tensors([1]))
+        delete_all_in(tmp_path)
+        with pytest.raises(KeeperAway, match=r"laned\.lock is gone"):
+            await keeper.reserve(1)
+        assert await keep(keeper, with_tensors([1])) == "kept"
+        assert (await keeper.stat()).segments == 1
+        with pytest.raises(FolderUnavailable, match="another laned keeps"):
+            async with open_keeper(KeeperSettings(tmp_path)):
+                pass
+
+
+@trio_test
+async def test_who_has_lost_the_lock_to_another_keeper_is_away_until_that_one_ends(tmp_path: Path) -> None:
+    async with opened(tmp_path) as keeper:
+        await keep(keeper, with_tensors([1]))
+        pending = await reserved(keeper, with_tensors([2]))
+        assert pending is not None
+        delete_all_in(tmp_path)
+        async with opened(tmp_path) as other:
+            for _ in range(2):
+                keeper._reach._retry_s = 0.0
+                with pytest.raises(KeeperAway, match=r"laned\.lock is another|another laned keeps"):
+                    await keeper.commit(pending)
+            assert await keep(other, with_tensors([3])) == "kept"
+        keeper._reach._retry_s = 0.0
+        assert await found(keeper, [3]) != ()
+        assert await keep(keeper, with_tensors([2])) == "kept"
+
+
+def delete_all_in(folder: Path) -> None:
+    """As a shell does it: `rm -rf FOLDER/*`."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
