@@ -38,14 +38,36 @@ MAX_WAIT_S: Final = 1.0
 RATE_WEIGHT: Final = 0.3
 # A rate measured on less says more of the calls than of the medium.
 MIN_MEASURED_BYTES: Final = 1 << 20
+# What was measured before is forgotten: where reading was slow nothing is read, and nothing would be measured again.
+RATE_AGE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRate:
-    """Bytes per second, lately; None before there was anything to measure."""
+    """Bytes per second, lately; None where nothing was measured in the last RATE_AGE_S."""
 
     memory: float | None = None
     disk: float | None = None
+
+
+class _Rate:
+    """Of one tier."""
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self._measured_s: float | None = None
+
+    def at(self, now_s: float) -> float | None:
+        """Bytes per second; None: it is not known, or not any more."""
+        is_known = self._measured_s is not None and now_s < self._measured_s + RATE_AGE_S
+        return self._average if is_known else None
+
+    def measure(self, num_bytes: int, seconds: float, now_s: float) -> None:
+        if num_bytes < MIN_MEASURED_BYTES or seconds <= 0:
+            return
+        rate, before = num_bytes / seconds, self.at(now_s)
+        self._average = rate if before is None else before + RATE_WEIGHT * (rate - before)
+        self._measured_s = now_s
 
 
 class Precedence:
@@ -75,13 +97,19 @@ class Precedence:
 
 class Reader:
     def __init__(self, verify: bool) -> None:
-        self.rate = ReadRate()
         self.precedence = Precedence()
+        self._memory_rate = _Rate()
+        self._disk_rate = _Rate()
         self._verify = verify
         self._small, self._copies, self._reads = (trio.CapacityLimiter(1) for _ in range(3))
         self._maps = trio.CapacityLimiter(1)
         # Read-ahead only asks; it must not wait behind a restore.
         self._ahead = trio.CapacityLimiter(1)
+
+    @property
+    def rate(self) -> ReadRate:
+        now_s = trio.current_time()
+        return ReadRate(self._memory_rate.at(now_s), self._disk_rate.at(now_s))
 
     async def fill(self, chain: Sequence[Link], tokens: int, destinations: Sequence[Destination]) -> Filled:
         """Read a row of `tokens` tokens into its memory. A reading that was begun is finished, cancelled or not."""
@@ -94,10 +122,9 @@ class Reader:
             filled = await trio.to_thread.run_sync(
                 fill, chain, tokens, destinations, self._verify, threads, limiter=limiter
             )
-        self.rate = ReadRate(
-            _average(self.rate.memory, filled.memory_bytes, filled.memory_s),
-            _average(self.rate.disk, filled.disk_bytes, filled.disk_s),
-        )
+        now_s = trio.current_time()
+        self._memory_rate.measure(filled.memory_bytes, filled.memory_s, now_s)
+        self._disk_rate.measure(filled.disk_bytes, filled.disk_s, now_s)
         return filled
 
     async def map(self, path: Path, segment: Segment, tensors: Sequence[int]) -> Mapped | None:
@@ -129,10 +156,3 @@ def _read_ahead(paths: Sequence[Path]) -> None:
                     os.posix_fadvise(file, offset, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(file)
-
-
-def _average(before: float | None, num_bytes: int, seconds: float) -> float | None:
-    if num_bytes < MIN_MEASURED_BYTES or seconds <= 0:
-        return before
-    rate = num_bytes / seconds
-    return rate if before is None else before + RATE_WEIGHT * (rate - before)

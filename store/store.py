@@ -288,7 +288,7 @@ class Store:
             await self._keeper.flush()
 
     def read_rate(self) -> ReadRate:
-        """How fast rows have been filled lately, from memory and from disk."""
+        """How fast rows have been filled lately, from memory and from disk; None where that is not known any more."""
         return self._reader.rate
 
     def stats(self) -> StoreStats:

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from scheduler.protocol import Error
-from store.reader import ReadRate
 from store.store import Found, StoreSettings, open_store
 from tests.scheduler.fake_engine import echoed
 from tests.scheduler.test_remembering import LONG, RememberingBench
 from tests.scheduler.trio_test import trio_test
 from tests.store.keepers import FINGERPRINT, local
 
+MIB = 1 << 20
 KNOWN = len(LONG) - 1
 # Its own last token leads into what the answer has left, which is another file.
 PROMPT = [*LONG[:KNOWN], 255]
@@ -87,7 +88,7 @@ async def test_whose_request_ends_before_or_while_it_begins(tmp_path: Path) -> N
 @trio_test
 async def test_what_is_computed_sooner_is_not_kept_mapped(tmp_path: Path) -> None:
     async with bench_of(tmp_path) as bench:
-        bench.store._reader.rate = ReadRate(disk=1.0)
+        bench.store._reader._disk_rate.measure(MIB, float(MIB), trio.current_time())
         row_id, mapping = await bench.ask([*PROMPT, 9])
         await bench.turn_and_fill()
         assert mapping() is None

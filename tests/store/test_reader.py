@@ -12,13 +12,14 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from store import reader as reader_module
 from store.checkpoint import Destination, Part, Recall, TensorSpec, columns_of
 from store.fill import Filled, Link, copy, fill
 from store.keeping import Kept
 from store.pieces import Missing, pieces, recalled_specs, used_bytes
-from store.reader import Precedence, Reader, ReadRate
+from store.reader import RATE_AGE_S, Precedence, Reader, ReadRate
 from store.segment import Segment, segment_id
 from store.segment_file import read_stored, write_segment
 from store.trim import trim
@@ -26,6 +27,7 @@ from tests.scheduler.trio_test import trio_test
 from tests.store.rows import DIM, HEADS, Row
 from tests.store.segments import FINGERPRINT, ROOT
 
+MIB = 1 << 20
 ANYWHERE, BOUNDARIES = Row(), Row(cut_anywhere=False)
 
 
@@ -172,6 +174,32 @@ async def test_rates_are_measured_on_what_is_large_enough(tmp_path: Path) -> Non
     assert (await reader.fill([stored], tokens, [again])).bad is None
     assert again.buffer == data
     assert reader.rate.disk is not None
+
+
+def test_a_rate_is_forgotten_when_nothing_is_measured_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Filled] = []
+    monkeypatch.setattr("store.reader.fill", lambda *arguments: reads.pop(0))
+    clock = MockClock()
+
+    async def main() -> None:
+        reader = Reader(verify=False)
+
+        async def rates_after(read: Filled) -> ReadRate:
+            reads.append(read)
+            await reader.fill([], 0, [])
+            return reader.rate
+
+        assert await rates_after(Filled(disk_bytes=MIB, disk_s=10.0)) == ReadRate(None, MIB / 10)
+        clock.jump(RATE_AGE_S - 1)
+        # One that measures nothing makes what was measured no newer.
+        assert await rates_after(Filled(disk_bytes=MIB - 1, disk_s=1.0)) == ReadRate(None, MIB / 10)
+        clock.jump(1)
+        assert reader.rate == ReadRate(None, None)
+        assert await rates_after(Filled(disk_bytes=MIB - 1, disk_s=1.0)) == ReadRate(None, None)
+        fast = Filled(memory_bytes=MIB, memory_s=0.001, disk_bytes=MIB, disk_s=0.01)
+        assert await rates_after(fast) == ReadRate(MIB / 0.001, MIB / 0.01)
+
+    trio.run(main, clock=clock)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 3])
