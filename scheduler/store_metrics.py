@@ -11,6 +11,8 @@ from store.stats import StoreStats
 
 _NO_DISK = KeeperStats()
 
+# Where a figure has parts of both, the keeper has not counted what the store has: no event is in it twice.
+
 # A figure of the whole store, or one for each tier: memory, disk.
 Count = Callable[[StoreStats, KeeperStats], float]
 _COUNTERS: tuple[tuple[str, str, Count], ...] = (
@@ -20,7 +22,6 @@ _COUNTERS: tuple[tuple[str, str, Count], ...] = (
         "Segments that were not kept, as too much waited for the disk or had no place.",
         lambda store, disk: store.dropped,
     ),
-    ("laned_store_evicted", "Segments on disk given up for space.", lambda store, disk: disk.evicted),
     (
         "laned_store_corrupt",
         "Segments that failed a check and were dropped.",
@@ -57,6 +58,12 @@ _TIER_GAUGES: tuple[tuple[str, str, Count, Count], ...] = (
     ),
 )
 _TIER_COUNTERS: tuple[tuple[str, str, Count, Count], ...] = (
+    (
+        "laned_store_evicted",
+        "Segments given up for space, by tier.",
+        lambda store, disk: store.evicted,
+        lambda store, disk: disk.evicted,
+    ),
     (
         "laned_store_restored_bytes",
         "Bytes read back for prompts, by tier.",

@@ -68,6 +68,18 @@ def test_prometheus_takes_every_expression(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in checked.stdout
 
 
+@pytest.mark.parametrize("expression", expressions())
+def test_no_folder_that_daemons_share_is_summed_over_them(expression: str) -> None:
+    """What each of them says of it is the same."""
+    of_the_folder = re.search(
+        r'laned_store_(?:(?:bytes|segments|evicted_total)\{tier="disk"|(?:foreign_bytes|corrupt_total|errors_total)\{)',
+        expression,
+    )
+    assert of_the_folder is None or expression.startswith("sum by (instance)"), expression
+    whole = re.search(r"laned_store_(?:bytes|segments|evicted_total)\{(?!tier=)", expression)
+    assert whole is None, f"{expression}: of which tier?"
+
+
 def test_panels_lie_side_by_side() -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in BOARD["panels"]:

@@ -27,7 +27,15 @@ INFO = ModelInfo(
     "tiny", "llama", 9, None, ("kv",), "batch", "all kv", 8, 10, 1, None, 0, 1, "anywhere", "float32", "cpu", "openblas"
 )
 
-STORE = StoreStats(memory_bytes=10, memory_segments=1, disk_restored_bytes=7, disk=KeeperStats(bytes=30, segments=2))
+STORE = StoreStats(
+    memory_bytes=10,
+    memory_segments=1,
+    evicted=4,
+    errors=1,
+    corrupt=1,
+    disk_restored_bytes=7,
+    disk=KeeperStats(bytes=30, segments=2, evicted=5, errors=2, corrupt=3),
+)
 
 
 def used() -> Metrics:
@@ -176,6 +184,8 @@ def test_the_store_is_shown_by_tier_and_only_where_there_is_one() -> None:
     assert [found[f"laned_store_bytes{{tier={tier}}}"] for tier in ("memory", "disk")] == [10, 30]
     assert [found[f"laned_store_segments{{tier={tier}}}"] for tier in ("memory", "disk")] == [1, 2]
     assert [found[f"laned_store_restored_bytes_total{{tier={tier}}}"] for tier in ("memory", "disk")] == [0, 7]
+    assert [found[f"laned_store_evicted_total{{tier={tier}}}"] for tier in ("memory", "disk")] == [4, 5]
+    assert [found[f"laned_store_{name}_total"] for name in ("errors", "corrupt")] == [3, 4]
     assert "laned_store_bytes{tier=disk}" not in samples(Metrics())
 
 
