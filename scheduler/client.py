@@ -176,7 +176,7 @@ class Client:
         return reply.report
 
     async def flush(self) -> bool:
-        """Return when all that the daemon has remembered so far is on disk or given up; False where it has no disk."""
+        """Return when all that the daemon has remembered so far is on disk or given up; whether all is on disk."""
         reply = await self._question(Flush())
         assert isinstance(reply, Flushed)
         return reply.on_disk

@@ -95,7 +95,7 @@ class Service(Protocol):
         ...
 
     async def flush(self) -> bool:
-        """Return when all that was remembered before is on disk or given up; False where there is no disk to be on."""
+        """Return when all that was remembered before is on disk or given up; whether all of it is on disk."""
         ...
 
 

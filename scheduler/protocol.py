@@ -99,7 +99,7 @@ array; {x} a map. A field with ? may be left out, or nil, and then stands for wh
     status  report: {}                           for people and dashboards; its keys are no part of this protocol
     pong    nonce?                               the ping's
     adapters  id, names: [text]                  the adapter is loaded or unloaded; these are there now
-    flushed on_disk: bool                        false where there is no store on disk, or it is away
+    flushed on_disk: bool                        all of it: false where some was given up, or no store on disk is there
 
 A message of a chat, and a tool_call in it or in an answer:
 

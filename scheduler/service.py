@@ -176,10 +176,9 @@ class Service:
         # Who has an answer and flushes then means that one, too.
         await self.loop.wait_booked()
         try:
-            await self.store.flush()
+            return await self.store.flush()
         except KeeperAway:
             return False
-        return True
 
     def cancel(self, row_id: int) -> None:
         scheduler = self.loop.scheduler

@@ -85,6 +85,7 @@ async def open_remembering(
             cut_anywhere=info.remembers == "anywhere",
             # auto is read until somebody has measured mapping where MLX adopts what is mapped.
             maps=options.restore == "map",
+            read_only=options.store_read_only,
         )
         if not settings.memory_bytes and keeper is None:
             yield None

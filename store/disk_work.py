@@ -89,7 +89,7 @@ def read_all(wanted: Sequence[tuple[str, Path]], folder: Folder, files: Files) -
 
 def check_all(id_: str, path: Path, folder: Folder, files: Files) -> None:
     """Read all of a segment's file. Raises Unreadable, OSError."""
-    _reading(verify_file, id_, path, folder, files)
+    _reading(_verify, id_, path, folder, files)
 
 
 def examine(temporary: Path, folder: Folder, files: Files) -> tuple[Stored, int]:
@@ -209,6 +209,14 @@ def _read_header(path: Path, files: Files) -> Kept:
         stored = read_stored(fd, files)
     finally:
         files.close(fd)
+    _check_name(path, stored)
+    return Kept(stored.segment, path, stored.places)
+
+
+def _verify(path: Path, files: Files) -> None:
+    _check_name(path, verify_file(path, files))
+
+
+def _check_name(path: Path, stored: Stored) -> None:
     if path.name != segment_path(path, stored.segment.id).name:
         raise CorruptSegment(f"it holds {stored.segment.id}")
-    return Kept(stored.segment, path, stored.places)

@@ -130,7 +130,20 @@ class LocalKeeper:
         self._shelf.unpin(pin)
 
     async def condemn(self, id_: str) -> None:
-        await self._condemn(Unreadable(id_, CorruptSegment("it could not be read back")))
+        folder = await self._reach.opened()
+        entry = self._shelf.get(id_)
+        if entry is None:
+            return
+        try:
+            await self._verify(entry, folder)
+        except Unreadable as unreadable:
+            await self._condemn(unreadable)
+            return
+        except OSError as error:
+            self._reach.failed(folder, "read from", error)
+        else:
+            logger.info("segment %s is whole, and of no use to a reader: it is dropped", id_)
+        await self.remove(id_)
 
     async def remove(self, id_: str) -> int:
         """Delete a segment and what hangs on it, used or not; returns how many there were. Raises KeeperAway."""
@@ -320,11 +333,9 @@ class LocalKeeper:
             entry = self._unchecked.pop()
             if self._shelf.get(entry.segment.id) is not entry:
                 continue
-            folder, id_ = self._reach.folder, entry.segment.id
+            folder = self._reach.folder
             try:
-                await trio.to_thread.run_sync(
-                    disk_work.check_all, id_, entry.path, folder, self._files, abandon_on_cancel=True
-                )
+                await self._verify(entry, folder)
             except Unreadable as unreadable:
                 with suppress(KeeperAway):
                     await self._condemn(unreadable)
@@ -332,3 +343,9 @@ class LocalKeeper:
                 with suppress(KeeperAway):
                     self._reach.failed(folder, "read from", error)
             return
+
+    async def _verify(self, entry: Entry, folder: Folder) -> None:
+        """Read all of a file; nobody else who reads or writes waits for that. Raises Unreadable, OSError."""
+        await trio.to_thread.run_sync(
+            disk_work.check_all, entry.segment.id, entry.path, folder, self._files, abandon_on_cancel=True
+        )

@@ -44,7 +44,9 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class KeeperStats:
-    """bytes: of all files of ours under the folder, as the disk counts them. foreign: those of other models."""
+    """bytes: of all files of ours under the folder, as the disk counts them. foreign: those of other models. corrupt:
+    files that were found damaged, whoever found them; one that is gone is none. errors: what the disk refused the
+    keeper."""
 
     bytes: int = 0
     segments: int = 0
@@ -72,7 +74,8 @@ class Keeper(Protocol):
     async def release(self, pin: int) -> None: ...
 
     async def condemn(self, id_: str) -> None:
-        """A reader found a segment's file bad or gone: delete it, and what hangs on it."""
+        """A reader found a segment's file bad or gone: delete it, and what hangs on it. Which it is the keeper finds
+        out itself."""
         ...
 
     async def reserve(self, nbytes: int) -> Path | None:

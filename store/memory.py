@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from store.keeping import Kept
 from store.prefixes import Match, PrefixIndex
@@ -21,9 +22,10 @@ from store.segment import Segment
 
 class Entry:
     """A segment and where it is. buffers: its tensors' bytes, None while they are not in memory. kept: its file, None
-    while it is not on disk. pins: how many use it now. queued: it waits to be written."""
+    while it is not on disk. pins: how many use it now. queued: it waits to be written. dropped: it was to be written
+    and was not."""
 
-    __slots__ = ("buffers", "kept", "nbytes", "pins", "queued", "segment", "used_s")
+    __slots__ = ("buffers", "dropped", "kept", "nbytes", "pins", "queued", "segment", "used_s")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -32,6 +34,7 @@ class Entry:
         self.kept: Kept | None = None
         self.pins = 0
         self.queued = False
+        self.dropped = False
         self.used_s = 0.0
 
 
@@ -126,6 +129,14 @@ class Memory:
                 return
             if entry.kept is not None and not entry.pins:
                 self._evict(entry)
+
+    def unwritten(self, before_s: float = inf) -> list[Entry]:
+        """What is in memory, neither on disk nor queued, and was last used before that time; the longest ago first."""
+        return [
+            entry
+            for entry in self._resident.values()
+            if entry.used_s < before_s and entry.kept is None and not entry.queued
+        ]
 
     def forget(self, entry: Entry) -> None:
         """It vanishes with all that hangs on it, in use or not; who uses it keeps what they have of it."""

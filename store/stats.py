@@ -9,9 +9,9 @@ from store.keeping import KeeperStats
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counts since the start, and what is there now. dropped: segments that were to be kept and were not, wherever.
-    evicted: from memory. corrupt: segments on disk that could not be read back, though they were there. disk: None
-    without a keeper."""
+    """Counts since the start, and what is there now. dropped: segments that were to be kept and were not, wherever,
+    each once. evicted: from memory. corrupt: segments in memory that were of no use. errors: files that this process
+    could not write. disk: what the keeper counts, beside all this and never again; None without a keeper."""
 
     memory_bytes: int = 0
     memory_segments: int = 0

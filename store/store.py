@@ -45,7 +45,8 @@ class StoreSettings:
     """fingerprint: of the model, by content. memory_bytes: what may stay in memory. queue_bytes: what may wait to be
     written, beside that. demote_idle_s: unused for so long, what is on disk leaves memory. verify: tensors' hashes are
     checked whenever they are read. cut_anywhere: rows of this model can be taken up again at any token. maps: one file
-    that is most of what a row begins with is mapped instead of read."""
+    that is most of what a row begins with is mapped instead of read. read_only: the keeper is asked for what it has,
+    and given nothing."""
 
     fingerprint: str
     memory_bytes: int
@@ -54,6 +55,7 @@ class StoreSettings:
     verify: bool = False
     cut_anywhere: bool = True
     maps: bool = False
+    read_only: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +138,7 @@ class Store:
         self._keeper = None if keeper is None else Presence(keeper)
         self._writer = (
             None
-            if self._keeper is None
+            if self._keeper is None or settings.read_only
             else Writer(self._memory, self._keeper, self._reader.precedence, settings.queue_bytes)
         )
         self._is_open = True
@@ -154,7 +156,7 @@ class Store:
     @property
     def is_kept(self) -> bool:
         """Whether what is remembered goes to disk, too."""
-        return self._keeper is not None
+        return self._writer is not None
 
     async def find(self, tokens: Sequence[int], namespace: str, limit: int) -> Found:
         """The longest usable beginning of a prompt, of at most `limit` tokens; reading it ahead begins."""
@@ -220,9 +222,10 @@ class Store:
             logger.info("segment %s is gone: %s", bad.segment.id, why)
         else:
             logger.warning("segment %s cannot be used: %s", bad.segment.id, why)
-            self._num_corrupt += 1
         self._memory.forget(bad)
-        if self._keeper is not None and links[number].buffers is None:
+        if links[number].buffers is not None:
+            self._num_corrupt += 1
+        elif self._keeper is not None:
             with suppress(KeeperAway):
                 await self._keeper.condemn(bad.segment.id)
         return False
@@ -276,16 +279,20 @@ class Store:
         self._memory.pin(chain)
         entry = self._memory.put(segment, part.buffers, self._writer is not None, trio.current_time())
         if entry is None:
-            self._num_dropped += 1
+            # Who only reads has not promised to keep anything.
+            self._num_dropped += not self._settings.read_only
         elif self._writer is not None:
             self._writer.put(entry)
         self._memory.unpin(chain)
 
-    async def flush(self) -> None:
-        """Return when all that was remembered before is on disk, or was dropped. Raises KeeperAway if it cannot be."""
-        if self._writer is not None and self._keeper is not None:
-            await self._writer.wait_written()
-            await self._keeper.flush()
+    async def flush(self) -> bool:
+        """Return when all that was remembered before is on disk, or was dropped; whether all of it is on disk. Raises
+        KeeperAway if that has to wait."""
+        if self._writer is None or self._keeper is None:
+            return False
+        is_on_disk = await self._writer.write_all()
+        await self._keeper.flush()
+        return is_on_disk
 
     def read_rate(self) -> ReadRate:
         """How fast rows have been filled lately, from memory and from disk; None where that is not known any more."""
@@ -388,7 +395,10 @@ class Store:
     async def _tidy(self) -> None:
         while True:
             if self._settings.demote_idle_s is not None:
-                self._memory.demote(trio.current_time() - self._settings.demote_idle_s)
+                idle_since_s = trio.current_time() - self._settings.demote_idle_s
+                self._memory.demote(idle_since_s)
+                if self._writer is not None:
+                    self._writer.put_again(self._memory.unwritten(idle_since_s))
             if self._keeper is not None:
                 with suppress(KeeperAway):
                     await self._keeper.stat()

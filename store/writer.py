@@ -4,6 +4,9 @@ The queue is bounded in bytes, since what waits in it is memory that cannot be g
 segment that nothing in it hangs on is dropped: it stays in memory as long as it would have, and is not on disk. A
 segment is queued after what it hangs on, always, so none is written whose parent is not there before it.
 
+What was dropped and is in memory still is queued again when it has not been used for a time, and by who waits until all
+is on disk; never in place of anything else.
+
 Files are written here, on a thread of their own; the keeper makes them durable. A keeper that is away is waited for:
 what it has promised is lost, and the segment is written anew.
 """
@@ -11,6 +14,7 @@ what it has promised is lost, and the segment is written anew.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +43,8 @@ ABANDON_S: Final = 1.0
 
 @dataclass
 class WriterCounts:
-    """written: bytes of tensors, of segments that were kept. dropped: segments that were to be written and were not.
-    errors: those of them that the disk or the keeper refused."""
+    """written: bytes of tensors, of segments that were kept. dropped: segments that were to be written and were not,
+    each once. errors: files that could not be written here; what the disk refuses the keeper is the keeper's count."""
 
     written_bytes: int = 0
     written_segments: int = 0
@@ -74,6 +78,8 @@ class Writer:
         self._orphans: set[Entry] = set()
         self._away: KeeperAway | None = None
         self._is_failing = False
+        # Whether anything was dropped since anything was written.
+        self._has_dropped = False
         self._one = trio.CapacityLimiter(1)
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -86,11 +92,30 @@ class Writer:
         Never waits. What finds no room is dropped and counted."""
         for link in self._memory.chain(entry):
             if link.kept is None and link not in self._queue and not self._append(link):
-                self.counts.dropped += 1
+                self._count_dropped(entry)
                 self._orphans.discard(entry)
                 self._memory.unqueue(entry)
                 self._changed.unpark_all()
                 return
+
+    def put_again(self, entries: Iterable[Entry]) -> None:
+        """Queue what was dropped and is in memory still, as far as there is room for it now: one of them, to find out,
+        where nothing was written since the last was dropped."""
+        if self._away is not None:
+            return
+        for entry in entries:
+            if entry.kept is None and not entry.queued and self._has_room(entry):
+                self.put(entry)
+                if self._has_dropped:
+                    return
+
+    def _has_room(self, entry: Entry) -> bool:
+        """Whether it can be queued and nothing be dropped for it."""
+        return self.num_bytes + self._needed_bytes(entry) <= self._limit_bytes
+
+    def _needed_bytes(self, entry: Entry) -> int:
+        """Of the queue, for it and what it hangs on and is neither queued nor on disk."""
+        return sum(link.nbytes for link in self._memory.chain(entry) if link.kept is None and not link.queued)
 
     def _append(self, entry: Entry) -> bool:
         num_bytes = entry.nbytes
@@ -115,8 +140,12 @@ class Writer:
         return True
 
     def _drop(self, entry: Entry) -> None:
-        self.counts.dropped += 1
+        self._count_dropped(entry)
         self._remove(entry)
+
+    def _count_dropped(self, entry: Entry) -> None:
+        self.counts.dropped += not entry.dropped
+        entry.dropped = self._has_dropped = True
 
     def _remove(self, entry: Entry) -> None:
         del self._queue[entry]
@@ -129,9 +158,38 @@ class Writer:
         """Return when all that is queued now has been written, or dropped. Raises KeeperAway if that has to wait."""
         waiting = set(self._queue)
         while not waiting.isdisjoint(self._queue):
-            if self._away is not None:
-                raise KeeperAway(f"what was remembered lately is not on disk: {self._away}")
-            await self._changed.park()
+            await self._wait_changed()
+
+    async def write_all(self) -> bool:
+        """Wait for what is queued now, then write what memory has and the disk has not, the latest used first, until
+        some is refused. Returns whether all of it is on disk, and nothing was dropped since anything was written.
+        Raises KeeperAway if it has to wait."""
+        asked = list(self._queue)
+        await self.wait_written()
+        again = list(reversed(self._memory.unwritten()))
+        for entry in again:
+            if entry in self._memory and self._needed_bytes(entry) <= self._limit_bytes:
+                await self._write_again(entry)
+                if entry.kept is None and self._has_dropped:
+                    return False
+        return not self._has_dropped and all(entry.kept is not None for entry in (*asked, *again))
+
+    async def _write_again(self, entry: Entry) -> None:
+        """Return when it has been written, or dropped, or cannot be queued. Raises KeeperAway if that has to wait."""
+        while entry in self._memory and entry.kept is None and not entry.queued:
+            if self._has_room(entry):
+                self.put(entry)
+            elif self._queue:
+                await self._wait_changed()
+            else:
+                return
+        while entry in self._queue:
+            await self._wait_changed()
+
+    async def _wait_changed(self) -> None:
+        if self._away is not None:
+            raise KeeperAway(f"what was remembered lately is not on disk: {self._away}")
+        await self._changed.park()
 
     async def run(self) -> None:
         """Write what is queued, until cancelled."""
@@ -168,8 +226,10 @@ class Writer:
             # The file is whole. A writer that is to end does so here, and leaves nothing behind.
             await trio.lowlevel.checkpoint_if_cancelled()
         except OSError as error:
-            self._fail(entry, str(error))
+            # If the keeper is away, this is why, and it is written anew.
             await self._keeper.abandon(temporary)
+            self.counts.errors += 1
+            self._fail(entry, str(error))
             return
         except trio.Cancelled:
             with trio.move_on_after(ABANDON_S, shield=True), suppress(KeeperAway):
@@ -182,11 +242,15 @@ class Writer:
                 if outcome == "kept":
                     self.counts.written_bytes += entry.nbytes
                     self.counts.written_segments += 1
+                entry.dropped = False
                 self._remove(entry)
-                self._is_failing = False
+                self._is_failing = self._has_dropped = False
             case "orphan":
                 self._adopt(entry)
-            case "bad" | "full" | "failed":
+            case "bad":
+                self.counts.errors += 1
+                self._fail(entry, "the store says bad")
+            case "full" | "failed":
                 self._fail(entry, f"the store says {outcome}")
 
     def _fail(self, entry: Entry, why: str) -> None:
@@ -194,7 +258,6 @@ class Writer:
         if not self._is_failing:
             logger.warning("segment %s could not be written: %s", entry.segment.id, why)
         self._is_failing = True
-        self.counts.errors += 1
         self._drop(entry)
 
     def _adopt(self, entry: Entry) -> None:

@@ -85,7 +85,7 @@ async def is_full(daemon: Daemon, disk: Path) -> list[int]:
         before = await figures(client)
         for _ in range(3):
             prompt, _ = await asking.new_prompt()
-            assert await client.flush()
+            assert not await client.flush()
             assert await asking.is_known(prompt), "memory has it"
         await moved(client, "laned_store_errors_total", before, 3)
         await moved(client, "laned_store_dropped_total", before, 3)
@@ -114,7 +114,7 @@ async def is_read_only(daemon: Daemon, prompt: list[int]) -> None:
         before = await figures(client)
         for _ in range(3):
             new, _ = await asking.new_prompt()
-            assert await client.flush()
+            assert not await client.flush()
             assert await asking.is_known(new), "memory has it"
         after = await figures(client)
         assert after["laned_store_dropped_total"] >= before["laned_store_dropped_total"] + 3

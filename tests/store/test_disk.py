@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from store.keeping import KeeperStats
 from store.remote import open_remote
 from store.store import Store, StoreSettings, open_store
 from tests.scheduler.trio_test import trio_test, until
@@ -104,6 +105,11 @@ async def test_what_waits_to_be_written_is_found(kind: str, tmp_path: Path) -> N
         assert (await recall(store, ANYWHERE, range(50))).disk_tokens == 50
 
 
+async def disk_of(store: Store) -> KeeperStats:
+    assert store._keeper is not None
+    return await store._keeper.stat()
+
+
 def damage(folder: Path, offset: int) -> None:
     """Change a byte of the one segment there is; a negative offset counts from the end."""
     (path,) = folder.rglob("*.segment")
@@ -126,7 +132,7 @@ async def test_a_damaged_file_is_a_miss_then_gone_and_kept_anew(kind: str, tmp_p
         assert found.recall is not None
         assert not await store.fill(found, ANYWHERE.memory(found.recall))
         found.release()
-        assert store.stats().corrupt == 1
+        assert (store.stats().corrupt, (await disk_of(store)).corrupt) == (0, 1)
         assert (await recall(store, ANYWHERE, range(50))).tokens == 0
         assert list(folder.rglob("*.segment")) == []
         assert remember(store, ANYWHERE, range(50)) == 50
@@ -155,7 +161,7 @@ async def test_a_file_that_is_cut_gone_or_has_a_damaged_header_is_a_miss(kind: s
         assert not await store.fill(found, ANYWHERE.memory(found.recall))
         assert (await recall(store, ANYWHERE, range(80))).tokens == 0
         found.release()
-        assert store.stats().corrupt == (what != "gone")
+        assert (store.stats().corrupt, (await disk_of(store)).corrupt) == (0, what != "gone")
 
 
 @KINDS
@@ -197,7 +203,7 @@ async def test_a_row_larger_than_what_may_wait_is_dropped(kind: str, tmp_path: P
         remember(store, ANYWHERE, range(500))
         assert store.stats().dropped == 1
         assert store.stats().queue_bytes == 0
-        await store.flush()
+        assert not await store.flush()
         assert list((tmp_path / "store").rglob("*.segment")) == []
 
 
@@ -213,6 +219,52 @@ async def test_idle_segments_leave_memory_once_they_are_on_disk(
         await until(lambda: store.stats().memory_segments == 0)
         assert (await recall(store, ANYWHERE, range(50))).disk_tokens == 50
         await until(lambda: store.stats().disk is not None and store.stats().disk.segments == 1)  # type: ignore[union-attr]
+
+
+@KINDS
+@trio_test
+async def test_idle_segments_that_were_not_written_are_written_and_leave_memory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.store.TIDY_EVERY_S", 0.01)
+    async with store_on(kind, tmp_path / "store", memory_bytes=MIB, demote_idle_s=0.02, queue_bytes=30 * 16) as store:
+        remember(store, ANYWHERE, range(20))
+        remember(store, ANYWHERE, range(40))
+        remember(store, ANYWHERE, [9] * 30)
+        assert store.stats().dropped >= 1
+        await until(lambda: store.stats().memory_segments == 0)
+        assert (await recall(store, ANYWHERE, range(40))).disk_tokens == 40
+        assert (await recall(store, ANYWHERE, [9] * 30)).disk_tokens == 30
+
+
+@KINDS
+@trio_test
+async def test_a_flush_writes_what_could_not_wait_to_be_written(kind: str, tmp_path: Path) -> None:
+    async with store_on(kind, tmp_path / "store", memory_bytes=MIB, queue_bytes=30 * 16) as store:
+        for tokens in (range(20), range(40), [9] * 30):
+            remember(store, ANYWHERE, tokens)
+        assert store.stats().dropped >= 1
+        assert await store.flush()
+        assert store.stats().written_segments == 3
+        assert store.stats().memory_segments == 3
+        assert await store.flush()
+        assert store.stats().written_segments == 3
+
+
+@trio_test
+async def test_who_only_reads_drops_nothing_and_has_nothing_on_disk(tmp_path: Path) -> None:
+    async with store_on("embedded", tmp_path / "store") as store:
+        remember(store, ANYWHERE, range(50))
+        assert await store.flush()
+    for memory_bytes in (0, MIB):
+        async with store_on("embedded", tmp_path / "store", memory_bytes=memory_bytes, read_only=True) as store:
+            assert (await recall(store, ANYWHERE, range(50))).disk_tokens == 50
+            remember(store, ANYWHERE, [9] * 50)
+            assert (await recall(store, ANYWHERE, [9] * 50)).memory_tokens == (50 if memory_bytes else 0)
+            assert not store.is_kept
+            assert not await store.flush()
+            stats = store.stats()
+            assert (stats.dropped, stats.errors, stats.written_segments) == (0, 0, 0)
 
 
 @KINDS

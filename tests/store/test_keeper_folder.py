@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -108,8 +109,30 @@ async def test_a_file_that_went_bad_or_away_is_a_miss_with_all_that_hangs_on_it(
         await keeper.condemn(trunk.id)
         await keeper.release(chain.pin)
         assert files_in(tmp_path) == set()
-        assert (await keeper.stat()).corrupt == 1
+        # The reader did not like it; it was whole.
+        assert (await keeper.stat()).corrupt == 0
         assert await keep(keeper, trunk) == "kept"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "num_corrupt"),
+    [(os.unlink, 0), (lambda path: flip_last_bit(path), 1), (lambda path: path.write_bytes(b"laned"), 1)],
+    ids=["gone", "damaged", "no segment"],
+)
+@trio_test
+async def test_what_a_reader_condemns_counts_once_if_it_is_damaged(
+    spoil: Callable[[Path], None], num_corrupt: int, tmp_path: Path
+) -> None:
+    kept = with_tensors([1] * 50)
+    async with opened(tmp_path) as keeper:
+        await keep(keeper, kept)
+        spoil(segment_path(tmp_path, kept.id))
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(keeper.condemn, kept.id)
+        assert ((await keeper.stat()).corrupt, (await keeper.stat()).errors) == (num_corrupt, 0)
+        assert await found(keeper, [1] * 50) == ()
+        assert files_in(tmp_path) == set()
 
 
 @trio_test
@@ -119,10 +142,7 @@ async def test_damage_is_found_by_and_by(tmp_path: Path, monkeypatch: pytest.Mon
     async with opened(tmp_path, scrub_every_s=0.0) as keeper:
         await keep(keeper, good)
         await keep(keeper, bad)
-        path = segment_path(tmp_path, bad.id)
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
+        flip_last_bit(segment_path(tmp_path, bad.id))
         await until(lambda: keeper._num_corrupt == 1)
         assert files_in(tmp_path) == {f"{good.id}.segment"}
         assert await found(keeper, [1] * 50) != ()
@@ -205,6 +225,12 @@ async def test_who_has_lost_the_lock_to_another_keeper_is_away_until_that_one_en
         keeper._reach._retry_s = 0.0
         assert await found(keeper, [3]) != ()
         assert await keep(keeper, with_tensors([2])) == "kept"
+
+
+def flip_last_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
 def delete_all_in(folder: Path) -> None:

@@ -36,6 +36,7 @@ class Scripted:
     abandoned: list[Path] = field(default_factory=list)
     reserved: int = 0
     on_reserve: Callable[[], None] = lambda: None
+    away_when_abandoned: bool = False
 
     async def find(self, root: str, tokens: Sequence[int], limit: int) -> Chain:
         return Chain(0, 0, 0, ())
@@ -64,6 +65,8 @@ class Scripted:
 
     async def abandon(self, temporary: Path) -> None:
         self.abandoned.append(temporary)
+        if self.away_when_abandoned:
+            raise KeeperAway("the test says so")
 
     async def flush(self) -> None:
         await self._checkpoint()
@@ -188,7 +191,8 @@ async def test_what_the_disk_refuses_is_counted_and_stays_in_memory(
     entry, other, third = bench.put([1]), bench.put([2]), bench.put([3])
     async with bench.running():
         await bench.writer.wait_written()
-    assert (bench.writer.counts.errors, bench.writer.counts.dropped) == (2, 2)
+    # What the disk refuses the keeper is its count.
+    assert (bench.writer.counts.errors, bench.writer.counts.dropped) == (2 if outcome == "bad" else 0, 2)
     assert [found.kept is None for found in (entry, other, third)] == [True, True, False]
     assert entry.buffers is not None
     assert len(caplog.records) == 1
@@ -212,6 +216,115 @@ async def test_without_room_nothing_is_written(bench: Bench) -> None:
         await bench.writer.wait_written()
     assert bench.keeper.committed == []
     assert (bench.writer.counts.errors, bench.writer.counts.dropped) == (0, 1)
+
+
+@trio_test
+async def test_a_folder_that_went_away_under_the_writer_is_the_keepers_trouble(tmp_path: Path) -> None:
+    """And what was to be written there is written when it is back."""
+    bench = Bench(Scripted(tmp_path / "gone"), queue_bytes=1000)
+    entry = bench.put([1])
+
+    def goes() -> None:
+        bench.keeper.away_when_abandoned = True
+
+    bench.keeper.on_reserve = goes
+    async with bench.running():
+        with pytest.raises(KeeperAway):
+            await bench.writer.wait_written()
+        assert (bench.writer.counts.errors, bench.writer.counts.dropped) == (0, 0)
+        bench.keeper.folder.mkdir()
+        await until(lambda: entry.kept is not None)
+
+
+@trio_test
+async def test_all_is_written_where_what_was_queued_is_on_disk(bench: Bench) -> None:
+    root = bench.put([1, 2, 3])
+    bench.put([4], root)
+    async with bench.running():
+        assert await bench.writer.write_all()
+        bench.keeper.outcomes = ["known"]
+        bench.put([5])
+        assert await bench.writer.write_all()
+
+
+@pytest.mark.parametrize("outcome", ["bad", "full", "failed", None])
+@trio_test
+async def test_what_was_dropped_is_not_written_until_it_is_tried_again(bench: Bench, outcome: Outcome | None) -> None:
+    """None: no place is given for it."""
+    root = bench.put([1, 2, 3])
+    leaf = bench.put([4], root)
+    bench.keeper.outcomes = [outcome] * 9 if outcome is not None else []
+    bench.keeper.has_room = outcome is not None
+    async with bench.running():
+        for _ in range(2):
+            assert not await bench.writer.write_all()
+            bench.check()
+        assert bench.writer.counts.dropped == 2, "each once"
+        bench.keeper.outcomes, bench.keeper.has_room = [], True
+        assert await bench.writer.write_all()
+    assert bench.keeper.committed[-2:] == ids(root, leaf)
+    assert [entry.dropped for entry in (root, leaf)] == [False, False]
+    bench.check()
+
+
+@trio_test
+async def test_where_memory_has_nothing_of_what_was_refused_not_all_is_written(bench: Bench) -> None:
+    bench.keeper.has_room = False
+    async with bench.running():
+        entry = bench.put([3])
+        await bench.writer.wait_written()
+        bench.memory.forget(entry)
+        assert not await bench.writer.write_all()
+        bench.keeper.has_room = True
+        bench.put([4])
+        assert await bench.writer.write_all()
+
+
+@trio_test
+async def test_all_that_memory_has_is_written_through_a_small_queue(bench: Bench) -> None:
+    root = bench.put([1] * 20)
+    entries = [root, *(bench.put([2 + num] * 20, root) for num in range(3))]
+    huge = bench.put([9] * 41)
+    assert bench.writer.num_bytes <= 16 * 40
+    async with bench.running():
+        assert not await bench.writer.write_all()
+        assert all(entry.kept is not None for entry in entries)
+        assert huge.kept is None, "it is larger than the queue"
+        bench.memory.forget(huge)
+        assert await bench.writer.write_all()
+    bench.check()
+
+
+@trio_test
+async def test_what_is_queued_again_takes_nobodys_place_and_comes_after_what_it_hangs_on(bench: Bench) -> None:
+    root = bench.put([1] * 10)
+    leaf = bench.put([2] * 10, root)
+    new = bench.put([3] * 40)
+    assert [entry.queued for entry in (root, leaf, new)] == [False, False, True]
+    bench.writer.put_again(bench.memory.unwritten())
+    assert [entry.queued for entry in (root, leaf, new)] == [False, False, True]
+    async with bench.running():
+        await bench.writer.wait_written()
+        bench.writer.put_again(bench.memory.unwritten())
+        await bench.writer.wait_written()
+    assert bench.keeper.committed == ids(new, root, leaf)
+    assert not bench.memory.unwritten()
+
+
+@trio_test
+async def test_one_at_a_time_is_queued_again_where_the_last_was_refused(bench: Bench) -> None:
+    bench.keeper.has_room = False
+    entries = [bench.put([num]) for num in range(3)]
+    async with bench.running():
+        await bench.writer.wait_written()
+        bench.writer.put_again(bench.memory.unwritten())
+        assert [entry.queued for entry in entries] == [True, False, False]
+        bench.keeper.has_room = True
+        await bench.writer.wait_written()
+        bench.writer.put_again(bench.memory.unwritten())
+        assert [entry.queued for entry in entries] == [False, True, True]
+        await bench.writer.wait_written()
+    assert bench.writer.counts.dropped == 3
 
 
 @trio_test
