@@ -15,12 +15,13 @@ from rich.text import Text
 
 from scheduler.commands.status import size_of
 from scheduler.commands.store_commands import parser
-from scheduler.commands.store_listing import Listing, folder_of, listing
+from scheduler.commands.store_listing import folder_of, listing
 from scheduler.usage import CommandFailed, UsageError
 from scheduler.values import size
-from store.format import CorruptSegment
+from store.format import CorruptSegment, OtherVersion
 from store.keeper import FolderUnavailable, KeeperSettings, LocalKeeper, open_keeper
 from store.keeping import KeeperAway
+from store.scan import File
 from store.segment_file import verify_file
 
 _SIZE = size(1 << 60, least_bytes=0)
@@ -30,39 +31,56 @@ def verify(argv: Sequence[str]) -> int:
     options = parser(
         "verify",
         "Read all that is kept, or some of it, and compare it with its digests. Nothing is changed. The exit status\n"
-        "is 1 if something is damaged; `laned store rm` deletes it, and so does a daemon that meets it.",
+        "is 1 if something is damaged or cannot be read; `laned store rm` deletes what is damaged, and so does a daemon\n"
+        "that meets it. Files in another version's format are told, and not checked.",
         ("laned store verify --store ~/.cache/laned", "laned store verify --store ~/.cache/laned 6bbe20d6"),
     )
     options.add_argument("id", metavar="ID", nargs="*", help="segments' ids, or how they begin (default: all)")
     chosen = options.parse(argv)
     found = listing(folder_of(chosen.store))
     ids = [found.resolve(id_) for id_ in chosen.id] or list(found.segments)
-    bad = {str(file.path): "its header is damaged" for file in found.found.corrupt} if not chosen.id else {}
-    num_bytes = _check(found, ids, bad)
+    bad: dict[str, str] = {}
+    files = [found.files[id_] for id_ in ids]
+    if not chosen.id:
+        bad.update((str(file.path), "its header is damaged") for file in found.found.corrupt)
+        files += found.found.opaque
+    other_versions: dict[str, str] = {}
+    num_bytes = _check(files, bad, other_versions)
     if chosen.json:
-        print(json.dumps({"segments": len(ids), "bytes": num_bytes, "bad": bad}))
+        report = {"segments": len(ids), "bytes": num_bytes, "bad": bad, "other_versions": other_versions}
+        print(json.dumps(report))
     else:
         console = Console(file=sys.stdout, soft_wrap=True)
         for path, why in bad.items():
             console.print(Text.assemble(("bad ", "bold red"), f"{path}: {why}"))
-        console.print(Text(f"{len(ids):,} segments, {size_of(num_bytes)}: {len(bad) or 'nothing'} bad"))
+        for path, why in other_versions.items():
+            console.print(Text.assemble(("not checked ", "bold"), f"{path}: {why}"))
+        said = f"{len(ids):,} segments, {size_of(num_bytes)}: {len(bad) or 'nothing'} bad"
+        if other_versions:
+            said += f", {len(other_versions)} of another version not checked"
+        console.print(Text(said))
     return 1 if bad else 0
 
 
-def _check(found: Listing, ids: Sequence[str], bad: dict[str, str]) -> int:
-    """Add what is damaged to bad; returns the bytes of what was read. What has gone meanwhile is not missed."""
+def _check(files: Sequence[File], bad: dict[str, str], other_versions: dict[str, str]) -> int:
+    """Add what is damaged or cannot be read to bad, and what has another format to other_versions, with the reason;
+    returns the bytes of what was read. What has gone meanwhile is not missed."""
     num_bytes = 0
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("", total=sum(found.files[id_].nbytes for id_ in ids))
-        for id_ in ids:
-            file = found.files[id_]
+        task = progress.add_task("", total=sum(file.nbytes for file in files))
+        for file in files:
             try:
                 verify_file(file.path)
             except FileNotFoundError:
                 continue
-            except (CorruptSegment, OSError) as error:
+            except OtherVersion as error:
+                other_versions[str(file.path)] = str(error)
+                continue
+            except CorruptSegment as error:
                 bad[str(file.path)] = str(error)
+            except OSError as error:
+                bad[str(file.path)] = f"it cannot be read: {error.strerror or error}"
             num_bytes += file.nbytes
             progress.advance(task, file.nbytes)
     return num_bytes

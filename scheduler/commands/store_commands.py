@@ -121,7 +121,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "serve": ("keep a folder for several daemons of this host", _serve),
     "ls": ("list what is kept, as conversations", _ls),
     "show": ("show one segment: its tokens, its chain, its tensors", _show),
-    "verify": ("read everything and check it; exit status 1 if something is damaged", _verify),
+    "verify": ("read everything and check it; exit status 1 if something is bad", _verify),
     "gc": ("delete what is left over, and what is above a size", _gc),
     "rm": ("delete a segment and what hangs on it, a model's segments, or all", _rm),
 }

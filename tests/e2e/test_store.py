@@ -173,7 +173,7 @@ def test_a_folder_has_one_daemon_and_any_number_of_readers(tmp_path: Path) -> No
         assert first["usage"]["cached_tokens"] == 0
         assert cached(again) == (known, known, 0)
         assert f"{known + 1} prompt ({known} cached)" in writer.log
-        trio.run(flush, writer)
+        assert trio.run(flush, writer)
         digests_path(tmp_path / "store").unlink(missing_ok=True)
         before = files_in(tmp_path / "store")
         with serving(tmp_path / "other", *flags, "--store-read-only") as reader:
@@ -181,7 +181,8 @@ def test_a_folder_has_one_daemon_and_any_number_of_readers(tmp_path: Path) -> No
             assert cached(read) == (known, 0, known)
             assert read["text"] == first["text"]
             json.loads(reader.run("ask", "--json", "--raw", "Words that nobody wrote down.").stdout)
-            trio.run(flush, reader)
+            assert not trio.run(flush, reader), "nothing goes to disk"
+            assert json.loads(reader.run("status", "--json").stdout)["store"]["dropped"] == 0
             assert reader.terminate() == 0
         assert files_in(tmp_path / "store") == before
 
@@ -191,9 +192,9 @@ def cached(record: dict[str, dict[str, int]]) -> tuple[int, int, int]:
     return usage["cached_tokens"], usage["cached_memory_tokens"], usage["cached_disk_tokens"]
 
 
-async def flush(daemon: Daemon) -> None:
+async def flush(daemon: Daemon) -> bool:
     async with Client(daemon.socket) as client:
-        await client.flush()
+        return await client.flush()
 
 
 def test_a_chat_with_the_real_model_goes_on_where_it_was(daemon: Daemon) -> None:

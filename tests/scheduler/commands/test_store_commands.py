@@ -1,5 +1,6 @@
 """`laned store ls|show|verify|gc|rm`: on a folder with a conversation, its branch, another model's, and damage."""
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import pytest
 import trio
 
 from scheduler import cli
+from store.files import Files
 from store.names import new_temporary, segment_path
 from store.segment import Segment
 from tests.store.keeping import files_in, keep, opened
@@ -133,6 +135,33 @@ def test_verify_finds_damage_in_tensors_and_headers(store: Command) -> None:
     assert str(store.path(TRUNK)) in store("verify", TRUNK.id[:8]).out
     assert store("verify", BRANCH.id).status == 0
     assert files_in(store.folder) == before
+
+
+def test_verify_tells_what_cannot_be_read(store: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, path = Files.open, store.path(OTHER)
+
+    def refuse(files: Files, asked: Path, writable: bool = False) -> int:
+        if asked == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(asked))
+        return real(files, asked, writable)
+
+    monkeypatch.setattr(Files, "open", refuse)
+    done = store("verify")
+    assert (done.status, f"bad {path}: it cannot be read: Permission denied" in done.out) == (1, True)
+    assert done.out.splitlines()[-1].endswith("1 bad")
+    report = store("verify", "--json").report
+    assert (list(report["bad"]), report["other_versions"], report["segments"]) == ([str(path)], {}, 3)
+
+
+def test_verify_tells_what_another_version_has_written_and_does_not_call_it_bad(store: Command) -> None:
+    path = store.path(OTHER)
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), b"2", 7)
+    done = store("verify")
+    assert (done.status, f"not checked {path}: format b'2' is not the one" in done.out) == (0, True)
+    assert done.out.splitlines()[-1].endswith("nothing bad, 1 of another version not checked")
+    report = store("verify", "--json").report
+    assert (report["bad"], list(report["other_versions"]), report["segments"]) == ({}, [str(path)], 3)
 
 
 def test_gc_deletes_what_is_left_over_and_what_is_too_much(store: Command) -> None:
