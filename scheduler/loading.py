@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lanes.cache_folder import cache_folder
 from lanes.lane import Engine, LaneSettings, ModelInfo
 from scheduler.options import Options
 from scheduler.progress import LoadProgress
-from scheduler.storing import digests_file
+from scheduler.storing import store_folder
 from scheduler.tokenizer import Tokenizer
 from scheduler.usage import UsageError
+from store.names import DIGESTS, digests_path
 
 if TYPE_CHECKING:
     from lanes.blas import BlasReport
@@ -71,11 +75,24 @@ def build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer, 
         return engine, loaded.tokenizer, ""
     from lanes.fingerprint import fingerprint
 
+    read_only = options.store is not None and options.store_read_only
     return (
         engine,
         loaded.tokenizer,
-        fingerprint(loaded, lane_settings(options), digests_file(options), options.store_read_only),
+        fingerprint(loaded, lane_settings(options), digests_file(options), read_only),
     )
+
+
+def digests_file(options: Options) -> Path:
+    """Where the digests of the model's weights are noted, so that no start reads them all: in the store's folder or,
+    where that is another process's, with what else is made for this machine."""
+    if options.store is not None:
+        return digests_path(store_folder(options.store))
+    file = cache_folder(DIGESTS)
+    # What cannot be made is told when something is to be noted there.
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return file
 
 
 def examine(options: Options, progress: LoadProgress) -> tuple[ModelInfo, Mapping[str, Any]]:

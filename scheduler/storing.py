@@ -13,7 +13,6 @@ from scheduler.remembering import Remembering
 from scheduler.usage import UsageError
 from store.keeper import FolderUnavailable, KeeperSettings, LocalKeeper, open_keeper
 from store.keeping import Keeper
-from store.names import digests_path
 from store.remote import open_remote
 from store.store import StoreSettings, open_store
 
@@ -32,11 +31,6 @@ def memory_bytes(options: Options, info: ModelInfo) -> int:
 
 def store_folder(name: str) -> Path:
     return Path(name).expanduser()
-
-
-def digests_file(options: Options) -> Path | None:
-    """Where the digests of the model's weights are noted, so that they are not read for it at each start."""
-    return None if options.store is None else digests_path(store_folder(options.store))
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from scheduler.client import Client
@@ -15,7 +16,11 @@ PROMPT_TOKENS = 150
 KNOWN = PROMPT_TOKENS - 1
 
 
-def test_daemons_share_what_either_learnt_and_outlive_the_store(tmp_path: Path) -> None:
+def test_daemons_share_what_either_learnt_and_outlive_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The digests of the weights are noted there.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     socket = tmp_path / "store.sock"
