@@ -31,8 +31,8 @@ def verify(argv: Sequence[str]) -> int:
     options = parser(
         "verify",
         "Read all that is kept, or some of it, and compare it with its digests. Nothing is changed. The exit status\n"
-        "is 1 if something is damaged or cannot be read; `laned store rm` deletes what is damaged, and so does a daemon\n"
-        "that meets it. Files in another version's format are told, and not checked.",
+        "is 1 if something is damaged or cannot be read; `laned store rm` deletes what is damaged, and so does a\n"
+        "daemon that meets it. Files in another version's format are told, and not checked.",
         ("laned store verify --store ~/.cache/laned", "laned store verify --store ~/.cache/laned 6bbe20d6"),
     )
     options.add_argument("id", metavar="ID", nargs="*", help="segments' ids, or how they begin (default: all)")

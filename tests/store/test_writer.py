@@ -1,127 +1,21 @@
-"""The writer above a keeper that does what a test says; files are real."""
+"""The writer: what is queued, written, dropped."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import trio
 
-from store.keeping import Chain, KeeperAway, KeeperStats, Outcome
-from store.memory import Entry, Memory
+from store.keeping import KeeperAway, Outcome
 from store.presence import Presence
-from store.reader import Precedence
-from store.segment_file import verify_file
-from store.writer import Writer
 from tests.scheduler.trio_test import trio_test, until
-from tests.store.rows import Row
-from tests.store.segments import segment
-
-ROW = Row()
-
-
-@dataclass
-class Scripted:
-    """outcomes: of the next commits, "kept" afterwards; away: whether every call raises KeeperAway."""
-
-    folder: Path
-    outcomes: list[Outcome] = field(default_factory=list)
-    away: bool = False
-    has_room: bool = True
-    committed: list[str] = field(default_factory=list)
-    abandoned: list[Path] = field(default_factory=list)
-    reserved: int = 0
-    on_reserve: Callable[[], None] = lambda: None
-    away_when_abandoned: bool = False
-
-    async def find(self, root: str, tokens: Sequence[int], limit: int) -> Chain:
-        return Chain(0, 0, 0, ())
-
-    async def release(self, pin: int) -> None: ...
-
-    async def condemn(self, id_: str) -> None: ...
-
-    async def reserve(self, nbytes: int) -> Path | None:
-        await self._checkpoint()
-        self.on_reserve()
-        if not self.has_room:
-            return None
-        self.reserved += 1
-        path = self.folder / f"{self.reserved}.writing"
-        if self.folder.is_dir():
-            path.touch()
-        return path
-
-    async def commit(self, temporary: Path) -> Outcome:
-        await self._checkpoint()
-        outcome: Outcome = self.outcomes.pop(0) if self.outcomes else "kept"
-        self.committed.append(verify_file(temporary).segment.id)
-        os.unlink(temporary)
-        return outcome
-
-    async def abandon(self, temporary: Path) -> None:
-        self.abandoned.append(temporary)
-        if self.away_when_abandoned:
-            raise KeeperAway("the test says so")
-
-    async def flush(self) -> None:
-        await self._checkpoint()
-
-    async def stat(self) -> KeeperStats:
-        await self._checkpoint()
-        return KeeperStats()
-
-    async def _checkpoint(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if self.away:
-            raise KeeperAway("the test says so")
-
-
-class Bench:
-    """A writer and what it works with. Rows are of 16 bytes a token."""
-
-    def __init__(self, keeper: Scripted, queue_bytes: int) -> None:
-        self.keeper = keeper
-        self.memory = Memory(1 << 20)
-        self.precedence = Precedence()
-        self.writer = Writer(self.memory, keeper, self.precedence, queue_bytes)
-
-    def put(self, tokens: Sequence[int], parent: Entry | None = None) -> Entry:
-        above = None if parent is None else parent.segment
-        start = 0 if above is None else above.stop
-        part = ROW.part([*([0] * start), *tokens], start)
-        new = segment(tokens, above, tensors=part.tensors)
-        entry = self.memory.put(new, part.buffers, True, 0.0)
-        assert entry is not None
-        self.writer.put(entry)
-        self.check()
-        return entry
-
-    def check(self) -> None:
-        self.memory.check()
-        queued = list(self.writer._queue)
-        assert self.writer.num_bytes == sum(entry.segment.nbytes for entry in queued)
-        assert all(entry.queued for entry in queued)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.writer.run)
-            yield
-            nursery.cancel_scope.cancel()
+from tests.store.writer_bench import Bench, Scripted, ids
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(Scripted(tmp_path), queue_bytes=16 * 40)
-
-
-def ids(*entries: Entry) -> list[str]:
-    return [entry.segment.id for entry in entries]
 
 
 @trio_test
@@ -234,97 +128,6 @@ async def test_a_folder_that_went_away_under_the_writer_is_the_keepers_trouble(t
         assert (bench.writer.counts.errors, bench.writer.counts.dropped) == (0, 0)
         bench.keeper.folder.mkdir()
         await until(lambda: entry.kept is not None)
-
-
-@trio_test
-async def test_all_is_written_where_what_was_queued_is_on_disk(bench: Bench) -> None:
-    root = bench.put([1, 2, 3])
-    bench.put([4], root)
-    async with bench.running():
-        assert await bench.writer.write_all()
-        bench.keeper.outcomes = ["known"]
-        bench.put([5])
-        assert await bench.writer.write_all()
-
-
-@pytest.mark.parametrize("outcome", ["bad", "full", "failed", None])
-@trio_test
-async def test_what_was_dropped_is_not_written_until_it_is_tried_again(bench: Bench, outcome: Outcome | None) -> None:
-    """None: no place is given for it."""
-    root = bench.put([1, 2, 3])
-    leaf = bench.put([4], root)
-    bench.keeper.outcomes = [outcome] * 9 if outcome is not None else []
-    bench.keeper.has_room = outcome is not None
-    async with bench.running():
-        for _ in range(2):
-            assert not await bench.writer.write_all()
-            bench.check()
-        assert bench.writer.counts.dropped == 2, "each once"
-        bench.keeper.outcomes, bench.keeper.has_room = [], True
-        assert await bench.writer.write_all()
-    assert bench.keeper.committed[-2:] == ids(root, leaf)
-    assert [entry.dropped for entry in (root, leaf)] == [False, False]
-    bench.check()
-
-
-@trio_test
-async def test_where_memory_has_nothing_of_what_was_refused_not_all_is_written(bench: Bench) -> None:
-    bench.keeper.has_room = False
-    async with bench.running():
-        entry = bench.put([3])
-        await bench.writer.wait_written()
-        bench.memory.forget(entry)
-        assert not await bench.writer.write_all()
-        bench.keeper.has_room = True
-        bench.put([4])
-        assert await bench.writer.write_all()
-
-
-@trio_test
-async def test_all_that_memory_has_is_written_through_a_small_queue(bench: Bench) -> None:
-    root = bench.put([1] * 20)
-    entries = [root, *(bench.put([2 + num] * 20, root) for num in range(3))]
-    huge = bench.put([9] * 41)
-    assert bench.writer.num_bytes <= 16 * 40
-    async with bench.running():
-        assert not await bench.writer.write_all()
-        assert all(entry.kept is not None for entry in entries)
-        assert huge.kept is None, "it is larger than the queue"
-        bench.memory.forget(huge)
-        assert await bench.writer.write_all()
-    bench.check()
-
-
-@trio_test
-async def test_what_is_queued_again_takes_nobodys_place_and_comes_after_what_it_hangs_on(bench: Bench) -> None:
-    root = bench.put([1] * 10)
-    leaf = bench.put([2] * 10, root)
-    new = bench.put([3] * 40)
-    assert [entry.queued for entry in (root, leaf, new)] == [False, False, True]
-    bench.writer.put_again(bench.memory.unwritten())
-    assert [entry.queued for entry in (root, leaf, new)] == [False, False, True]
-    async with bench.running():
-        await bench.writer.wait_written()
-        bench.writer.put_again(bench.memory.unwritten())
-        await bench.writer.wait_written()
-    assert bench.keeper.committed == ids(new, root, leaf)
-    assert not bench.memory.unwritten()
-
-
-@trio_test
-async def test_one_at_a_time_is_queued_again_where_the_last_was_refused(bench: Bench) -> None:
-    bench.keeper.has_room = False
-    entries = [bench.put([num]) for num in range(3)]
-    async with bench.running():
-        await bench.writer.wait_written()
-        bench.writer.put_again(bench.memory.unwritten())
-        assert [entry.queued for entry in entries] == [True, False, False]
-        bench.keeper.has_room = True
-        await bench.writer.wait_written()
-        bench.writer.put_again(bench.memory.unwritten())
-        assert [entry.queued for entry in entries] == [False, True, True]
-        await bench.writer.wait_written()
-    assert bench.writer.counts.dropped == 3
 
 
 @trio_test
