@@ -71,7 +71,9 @@ class Keeper(Protocol):
         """The longest chain for a sequence that serves at most `limit` of its tokens. Counts as use of all of it."""
         ...
 
-    async def release(self, pin: int) -> None: ...
+    async def release(self, pin: int) -> None:
+        """Nothing happens where nothing is pinned by this number, or not any more."""
+        ...
 
     async def condemn(self, id_: str) -> None:
         """A reader found a segment's file bad or gone: delete it, and what hangs on it. Which it is the keeper finds

@@ -148,8 +148,8 @@ class RemoteKeeper:
         return connection
 
     def _unpin(self, pin: int) -> None:
-        connection, theirs = self._pins.pop(pin)
-        if connection is self._connection:
+        connection, theirs = self._pins.pop(pin, (None, 0))
+        if connection is not None and connection is self._connection:
             connection.post(wire.Release(theirs))
 
     async def _run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from store.files import disk_bytes
 from store.keeping import KeeperStats
 from store.remote import open_remote
 from store.store import Store, StoreSettings, open_store
@@ -77,6 +78,33 @@ async def test_a_conversation_goes_on_after_a_restart_and_adds_only_what_is_new(
             found.release()
             await store.flush()
             assert store.stats().written_segments == 1
+
+
+@KINDS
+@BOTH
+@trio_test
+async def test_branches_share_their_trunk_on_disk(kind: str, row: Row, tmp_path: Path) -> None:
+    folder, trunk, at = tmp_path / "store", list(range(20_000)), 15_000
+    branches = [[*trunk[:at], *[branch] * 10] for branch in range(4)]
+    async with store_on(kind, folder, row) as store:
+        assert remember(store, row, trunk, boundaries=[at]) == len(trunk)
+        await store.flush()
+        trunk_bytes = store.stats().written_bytes
+        (trunk_file,) = folder.rglob("*.segment")
+        for tokens in branches:
+            found = await store.find(tokens, "", len(tokens))
+            assert (found.tokens, found.disk_tokens) == (at, at)
+            assert remember(store, row, tokens) == 10
+            found.release()
+            await store.flush()
+        # Ten columns each, and where a row is taken up at boundaries a ring and a state at the end.
+        assert store.stats().written_bytes - trunk_bytes <= len(branches) * (10 + 10) * 16
+    sizes = {path: disk_bytes(path.stat()) for path in folder.rglob("*.segment")}
+    assert len(sizes) == 1 + len(branches)
+    assert all(size < sizes[trunk_file] / 3 for path, size in sizes.items() if path != trunk_file)
+    async with store_on(kind, folder, row) as store:
+        for tokens in (trunk, *branches):
+            assert (await recall(store, row, tokens)).disk_tokens == len(tokens)
 
 
 @KINDS

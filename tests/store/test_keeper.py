@@ -1,22 +1,49 @@
-"""A folder kept: found again after a restart, within its budget, and whatever lies in it."""
+"""A folder kept: found again after a restart, within its budget, and whatever lies in it. What a keeper promises is the
+same in this process and behind a socket."""
 
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
 
+from store.keeping import Keeper
 from store.names import new_temporary, segment_path
+from store.remote import open_remote
 from store.segment_file import verify_file, write_segment
 from tests.scheduler.trio_test import trio_test
-from tests.store.keeping import files_in, found, keep, on_disk, opened, reserved
+from tests.store.keepers import serving
+from tests.store.keeping import files_in, found, keep, on_disk, reserved
+from tests.store.keeping import opened as embedded
 from tests.store.segments import FINGERPRINT, ROOT, save, segment, with_tensors
 
 MINE = frozenset([FINGERPRINT])
+Opened = Callable[..., AbstractAsyncContextManager[Keeper]]
+
+
+@pytest.fixture(params=["embedded", "remote"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """As tests.store.keeping.opened."""
+
+    @asynccontextmanager
+    async def opened_so(folder: Path, **settings: object) -> AsyncIterator[Keeper]:
+        async with embedded(folder, **settings) as keeper:
+            if request.param == "embedded":
+                yield keeper
+                return
+            # Beside the folder, in which it would count as a file of somebody else.
+            socket = folder.with_suffix(".sock")
+            async with serving(keeper, socket), open_remote(socket, FINGERPRINT) as remote:
+                yield remote
+
+    return opened_so
 
 
 @trio_test
-async def test_what_was_kept_is_found_now_and_after_a_restart(tmp_path: Path) -> None:
+async def test_what_was_kept_is_found_now_and_after_a_restart(tmp_path: Path, opened: Opened) -> None:
     trunk = with_tensors(range(100))
     branch = with_tensors([7, 8], trunk, 60)
     asked = [*range(60), 7, 8, 9]
@@ -38,7 +65,7 @@ async def test_what_was_kept_is_found_now_and_after_a_restart(tmp_path: Path) ->
 
 
 @trio_test
-async def test_how_a_commit_ends(tmp_path: Path) -> None:
+async def test_how_a_commit_ends(tmp_path: Path, opened: Opened) -> None:
     trunk, branch = with_tensors(range(10)), with_tensors([11], with_tensors(range(10)))
     async with opened(tmp_path) as keeper:
         assert await keep(keeper, branch) == "orphan"
@@ -52,21 +79,27 @@ async def test_how_a_commit_ends(tmp_path: Path) -> None:
         assert gone is not None
         gone.unlink()
         assert await keeper.commit(gone) == "failed"
-        not_ours = tmp_path / "letter.txt"
-        not_ours.write_text("dear")
-        assert await keeper.commit(not_ours) == "failed"
-        assert await keeper.commit(tmp_path.parent / new_temporary(tmp_path).name) == "failed"
-        await keeper.abandon(not_ours)
         left = await reserved(keeper, with_tensors([5]))
         assert left is not None
         await keeper.abandon(left)
-        assert not_ours.exists()
         assert files_in(tmp_path) == {f"{trunk.id}.segment", f"{branch.id}.segment"}
         assert (await keeper.stat()).segments == 2
 
 
 @trio_test
-async def test_a_child_of_another_model_does_not_hang_on_its_parent(tmp_path: Path) -> None:
+async def test_what_is_no_temporary_of_the_folder_is_left_alone(tmp_path: Path) -> None:
+    """A client of a socket cannot name it; see tests/store/test_server.py."""
+    not_ours = tmp_path / "letter.txt"
+    not_ours.write_text("dear")
+    async with embedded(tmp_path) as keeper:
+        assert await keeper.commit(not_ours) == "failed"
+        assert await keeper.commit(tmp_path.parent / new_temporary(tmp_path).name) == "failed"
+        await keeper.abandon(not_ours)
+    assert not_ours.exists()
+
+
+@trio_test
+async def test_a_child_of_another_model_does_not_hang_on_its_parent(tmp_path: Path, opened: Opened) -> None:
     """Forged: a root is made of the fingerprint."""
     trunk = with_tensors(range(10))
     async with opened(tmp_path) as keeper:
@@ -75,7 +108,7 @@ async def test_a_child_of_another_model_does_not_hang_on_its_parent(tmp_path: Pa
 
 
 @trio_test
-async def test_the_least_recently_used_goes_first_and_suffixes_before_prefixes(tmp_path: Path) -> None:
+async def test_the_least_recently_used_goes_first_and_suffixes_before_prefixes(tmp_path: Path, opened: Opened) -> None:
     first, second = with_tensors([1] * 9), with_tensors([2] * 9)
     ends = [with_tensors([3] * 9, first), with_tensors([4] * 9, second)]
     async with opened(tmp_path, fingerprints=MINE) as keeper:
@@ -93,7 +126,7 @@ async def test_the_least_recently_used_goes_first_and_suffixes_before_prefixes(t
 
 
 @trio_test
-async def test_use_is_known_after_a_restart(tmp_path: Path) -> None:
+async def test_use_is_known_after_a_restart(tmp_path: Path, opened: Opened) -> None:
     many = [with_tensors([num] * 9) for num in range(4)]
     async with opened(tmp_path, fingerprints=MINE) as keeper:
         for each in many:
@@ -110,7 +143,7 @@ async def test_use_is_known_after_a_restart(tmp_path: Path) -> None:
 async def test_foreign_models_and_formats_go_first_and_belong_to_whom_uses_them(tmp_path: Path) -> None:
     theirs = [with_tensors([num], fingerprint=name) for num, name in enumerate(("model-2", "model-3"))]
     mine = with_tensors([5])
-    async with opened(tmp_path, fingerprints=MINE) as keeper:
+    async with embedded(tmp_path, fingerprints=MINE) as keeper:
         await keep(keeper, mine)
         for each in theirs:
             assert await keep(keeper, each) == "kept"
@@ -124,7 +157,7 @@ async def test_foreign_models_and_formats_go_first_and_belong_to_whom_uses_them(
         os.pwrite(file.fileno(), b"2", 7)
         # What it takes is known when it is on disk.
         os.fsync(file.fileno())
-    async with opened(tmp_path, fingerprints=MINE, max_bytes=4 * size) as keeper:
+    async with embedded(tmp_path, fingerprints=MINE, max_bytes=4 * size) as keeper:
         assert (await keeper.stat()).foreign_bytes == 3 * size
         keeper.use("model-2")
         keeper.check()
@@ -137,7 +170,7 @@ async def test_foreign_models_and_formats_go_first_and_belong_to_whom_uses_them(
 
 
 @trio_test
-async def test_what_is_pinned_stays_until_it_is_released(tmp_path: Path) -> None:
+async def test_what_is_pinned_stays_until_it_is_released(tmp_path: Path, opened: Opened) -> None:
     trunk, branch = with_tensors([1] * 9), with_tensors([2] * 9, with_tensors([1] * 9))
     async with opened(tmp_path, fingerprints=MINE) as keeper:
         await keep(keeper, trunk)
@@ -158,7 +191,7 @@ async def test_what_is_pinned_stays_until_it_is_released(tmp_path: Path) -> None
 
 
 @trio_test
-async def test_what_can_never_fit_costs_nothing(tmp_path: Path) -> None:
+async def test_what_can_never_fit_costs_nothing(tmp_path: Path, opened: Opened) -> None:
     async with opened(tmp_path, max_bytes=1 << 20) as keeper:
         await keep(keeper, with_tensors([1]))
         assert await keeper.reserve(2 << 20) is None
@@ -170,7 +203,7 @@ async def test_what_can_never_fit_costs_nothing(tmp_path: Path) -> None:
 
 
 @trio_test
-async def test_room_is_promised_once(tmp_path: Path) -> None:
+async def test_room_is_promised_once(tmp_path: Path, opened: Opened) -> None:
     async with opened(tmp_path, max_bytes=1 << 20) as keeper:
         first = await keeper.reserve(600_000)
         assert first is not None
@@ -180,7 +213,7 @@ async def test_room_is_promised_once(tmp_path: Path) -> None:
 
 
 @trio_test
-async def test_a_segment_larger_than_it_said_stays_within_the_budget(tmp_path: Path) -> None:
+async def test_a_segment_larger_than_it_said_stays_within_the_budget(tmp_path: Path, opened: Opened) -> None:
     big = with_tensors(range(5000), dim=64)
     async with opened(tmp_path, max_bytes=1 << 20) as keeper:
         await keep(keeper, with_tensors([1]))
@@ -194,7 +227,7 @@ async def test_a_segment_larger_than_it_said_stays_within_the_budget(tmp_path: P
 
 
 @trio_test
-async def test_a_budget_below_what_is_there_is_met_at_the_start(tmp_path: Path) -> None:
+async def test_a_budget_below_what_is_there_is_met_at_the_start(tmp_path: Path, opened: Opened) -> None:
     async with opened(tmp_path, fingerprints=MINE) as keeper:
         for num in range(10):
             await keep(keeper, with_tensors([num]))
@@ -209,7 +242,7 @@ async def test_a_budget_below_what_is_there_is_met_at_the_start(tmp_path: Path) 
 
 
 @trio_test
-async def test_many_at_once_leave_a_keeper_right(tmp_path: Path) -> None:
+async def test_many_at_once_leave_a_keeper_right(tmp_path: Path, opened: Opened) -> None:
     """Conversations that are written, read and dropped at the same time, in a budget of half of them."""
     size = 33 * 1024
 
@@ -234,7 +267,6 @@ async def test_many_at_once_leave_a_keeper_right(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(8):
                 nursery.start_soon(converse, number)
-        keeper.check()
         stats = await keeper.stat()
         assert stats.bytes <= 32 * size
         assert len(files_in(tmp_path)) == stats.segments
@@ -242,7 +274,7 @@ async def test_many_at_once_leave_a_keeper_right(tmp_path: Path) -> None:
 
 @trio_test
 async def test_a_cancelled_commit_is_whole_or_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path) as keeper:
+    async with embedded(tmp_path) as keeper:
         for num in range(20):
             temporary = await reserved(keeper, with_tensors([num]))
             assert temporary is not None
@@ -257,7 +289,7 @@ async def test_a_cancelled_commit_is_whole_or_nothing(tmp_path: Path) -> None:
 
 
 @trio_test
-async def test_an_answer_is_never_more_than_was_asked(tmp_path: Path) -> None:
+async def test_an_answer_is_never_more_than_was_asked(tmp_path: Path, opened: Opened) -> None:
     async with opened(tmp_path) as keeper:
         await keep(keeper, segment(range(10), boundaries=(4, 8)))
         for limit, tokens in ((10, 8), (8, 8), (7, 4), (3, 0), (0, 0)):
