@@ -156,6 +156,34 @@ async def knows_what_was_interrupted(daemon: Daemon, conversation: Conversation,
         told.assert_same(cold, conversation.within)
 
 
+@pytest.mark.parametrize("model", ["columns", "rings"])
+def test_branches_of_a_conversation_share_its_trunk_on_disk(model: str, tmp_path: Path) -> None:
+    flags = [*store_flags(tmp_path / "store"), *MODELS[model](), "--prompt-cache-bytes", "0"]
+    with serving(tmp_path, *flags) as daemon:
+        trio.run(branch, daemon, WITHIN.get(model, 0.0))
+
+
+async def branch(daemon: Daemon, within: float) -> None:
+    trunk = prompt_of(4 * FIRST_TOKENS, seed=4)
+
+    async with Client(daemon.socket) as client:
+
+        async def written_bytes() -> int:
+            assert await client.flush()
+            store = (await client.status())["store"]
+            return int(store["written_bytes"])
+
+        await ask(client, trunk)
+        trunk_bytes = await written_bytes()
+        for seed in range(5, 9):
+            prompt = [*trunk, *prompt_of(NEXT_TOKENS, seed)]
+            told = await ask(client, prompt)
+            assert told.tiers[0] == 0
+            assert told.tiers[1] >= len(trunk) - 1
+            told.assert_same(await ask(client, prompt, cache="none"), within)
+        assert trunk_bytes < await written_bytes() < 2 * trunk_bytes, "all branches together take less than the trunk"
+
+
 def test_a_folder_has_one_daemon_and_any_number_of_readers(tmp_path: Path) -> None:
     """A second daemon is told so before it loads anything; one that only reads is welcome, and changes nothing. Both
     tell the person who asks what was remembered."""
