@@ -14,7 +14,7 @@ what it has promised is lost, and the segment is written anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,8 @@ PIECE_BYTES: Final = 16 << 20
 # A keeper that is away is asked again after so long, then twice as long, and so on.
 RETRY_S: Final = 0.25
 MAX_RETRY_S: Final = 5.0
+# Each that is refused is an error, and more than three of them in 15 minutes an alert.
+PROBE_EVERY_S: Final = 600.0
 # Of the daemon's end, for what it leaves in the folder.
 ABANDON_S: Final = 1.0
 
@@ -80,6 +82,7 @@ class Writer:
         self._is_failing = False
         # Whether anything was dropped since anything was written.
         self._has_dropped = False
+        self._probe_s = 0.0
         self._one = trio.CapacityLimiter(1)
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -98,16 +101,18 @@ class Writer:
                 self._changed.unpark_all()
                 return
 
-    def put_again(self, entries: Iterable[Entry]) -> None:
-        """Queue what was dropped and is in memory still, as far as there is room for it now: one of them, to find out,
-        where nothing was written since the last was dropped."""
-        if self._away is not None:
+    def put_again(self, entries: Sequence[Entry]) -> None:
+        """Queue what was dropped and is in memory still, as far as there is room for it now. Where nothing was written
+        since, the smallest alone, to find out, and not more often than once in PROBE_EVERY_S."""
+        now_s = trio.current_time()
+        if self._away is not None or (self._has_dropped and now_s < self._probe_s):
             return
+        if self._has_dropped:
+            self._probe_s = now_s + PROBE_EVERY_S
+            entries = sorted(entries, key=self._needed_bytes)[:1]
         for entry in entries:
             if entry.kept is None and not entry.queued and self._has_room(entry):
                 self.put(entry)
-                if self._has_dropped:
-                    return
 
     def _has_room(self, entry: Entry) -> bool:
         """Whether it can be queued and nothing be dropped for it."""

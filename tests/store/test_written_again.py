@@ -92,16 +92,23 @@ async def test_what_is_queued_again_takes_nobodys_place_and_comes_after_what_it_
 
 
 @trio_test
-async def test_one_at_a_time_is_queued_again_where_the_last_was_refused(bench: Bench) -> None:
+async def test_the_smallest_is_queued_again_where_nothing_was_written_since_and_not_often(
+    bench: Bench,
+) -> None:
     bench.keeper.has_room = False
-    entries = [bench.put([num]) for num in range(3)]
+    entries = [bench.put([num] * size) for num, size in enumerate((3, 1, 2))]
     async with bench.running():
         await bench.writer.wait_written()
         bench.writer.put_again(bench.memory.unwritten())
-        assert [entry.queued for entry in entries] == [True, False, False]
-        bench.keeper.has_room = True
+        assert [entry.queued for entry in entries] == [False, True, False]
         await bench.writer.wait_written()
         bench.writer.put_again(bench.memory.unwritten())
-        assert [entry.queued for entry in entries] == [False, True, True]
+        assert not any(entry.queued for entry in entries)
+        bench.writer._probe_s = 0.0
+        bench.keeper.has_room = True
+        bench.writer.put_again(bench.memory.unwritten())
+        await bench.writer.wait_written()
+        bench.writer.put_again(bench.memory.unwritten())
+        assert [entry.queued for entry in entries] == [True, False, True]
         await bench.writer.wait_written()
     assert bench.writer.counts.dropped == 3
