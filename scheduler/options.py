@@ -228,7 +228,7 @@ class Options:
         1 << 30,
         "what is remembered",
         "SIZE",
-        "memory for what waits to be written; beyond it the oldest is given up",
+        "memory for what waits to be written; beyond it the oldest is given up, until it can be written later",
     )
     store_verify: bool = option(
         values.switch(), False, "what is remembered", "", "check the bytes too whenever something is read back"

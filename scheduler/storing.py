@@ -14,7 +14,8 @@ from scheduler.usage import UsageError
 from store.keeper import FolderUnavailable, KeeperSettings, LocalKeeper, open_keeper
 from store.keeping import Keeper
 from store.remote import open_remote
-from store.store import StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import open_store
 
 logger = logging.getLogger(__name__)
 

@@ -116,7 +116,7 @@ class Writer:
 
     def _has_room(self, entry: Entry) -> bool:
         """Whether it can be queued and nothing be dropped for it."""
-        return self.num_bytes + self._needed_bytes(entry) <= self._limit_bytes
+        return not self._queue or self.num_bytes + self._needed_bytes(entry) <= self._limit_bytes
 
     def _needed_bytes(self, entry: Entry) -> int:
         """Of the queue, for it and what it hangs on and is neither queued nor on disk."""
@@ -133,8 +133,9 @@ class Writer:
         return True
 
     def _make_room(self, num_bytes: int, coming: Entry) -> bool:
+        """What is larger than the queue is taken where nothing else waits: rather that than never."""
         if num_bytes > self._limit_bytes:
-            return False
+            return not self._queue
         while self.num_bytes + num_bytes > self._limit_bytes:
             needed = {entry.segment.parent for entry in (*self._queue, coming)}
             droppable = (e for e in self._queue if e is not self._in_work and e.segment.id not in needed)
@@ -173,7 +174,7 @@ class Writer:
         await self.wait_written()
         again = list(reversed(self._memory.unwritten()))
         for entry in again:
-            if entry in self._memory and self._needed_bytes(entry) <= self._limit_bytes:
+            if entry in self._memory:
                 await self._write_again(entry)
                 if entry.kept is None and self._has_dropped:
                     return False

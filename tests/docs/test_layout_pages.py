@@ -20,7 +20,8 @@ from store import format, framing, names, wire
 from store.framing import encode_frame
 from store.keeper import KeeperSettings, open_keeper
 from store.segment_file import verify_file
-from store.store import StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import open_store
 from tests.docs.pages import DOCS, ROOT, example
 from tests.scheduler.trio_test import trio_test
 from tests.store.rows import Row

@@ -16,7 +16,8 @@ from scheduler.prompts import LONG_TEXT_CHARS
 from scheduler.protocol import Error, StructuredOutputs
 from scheduler.remembering import Remembering
 from scheduler.request import State
-from store.store import Found, StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import Found, open_store
 from tests.scheduler.bytes_tokenizer import ByteTokenizer
 from tests.scheduler.echo_daemon import EchoDaemon, echo_daemon
 from tests.scheduler.test_remembering import LONG, bench_of

@@ -10,7 +10,8 @@ from scheduler.connection import Connection, Limits
 from scheduler.daemon import Daemon
 from scheduler.notify import Notifier
 from scheduler.remembering import Remembering
-from store.store import StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import open_store
 from tests.scheduler.bytes_tokenizer import ByteTokenizer
 from tests.scheduler.fake_engine import FakeEngine
 from tests.scheduler.test_daemon import OPTIONS

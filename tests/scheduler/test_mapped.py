@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from scheduler.protocol import Error
-from store.store import Found, StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import Found, open_store
 from tests.scheduler.fake_engine import echoed
 from tests.scheduler.test_remembering import LONG, RememberingBench
 from tests.scheduler.trio_test import trio_test

@@ -7,7 +7,8 @@ from scheduler.protocol import Done
 from scheduler.request import Request, Wish
 from scheduler.text import TextStream
 from scheduler.transcript import Transcript
-from store.store import StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import open_store
 from tests.scheduler.bytes_tokenizer import ByteStream
 from tests.scheduler.fake_engine import echoed
 from tests.scheduler.test_remembering import RememberingBench

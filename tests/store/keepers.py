@@ -14,7 +14,8 @@ from store.keeper import KeeperSettings, LocalKeeper, open_keeper
 from store.keeping import Keeper
 from store.remote import open_remote
 from store.server import serve_client
-from store.store import Store, StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import Store, open_store
 
 FINGERPRINT = "model-1"
 

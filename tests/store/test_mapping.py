@@ -20,7 +20,8 @@ from store.checkpoint import Mapped, Recall
 from store.format import ALIGN_BYTES, CorruptSegment
 from store.mapping import map_tensors
 from store.segment_file import read_stored, verify_file
-from store.store import Store, StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import Store, open_store
 from tests.scheduler.trio_test import trio_test
 from tests.store.keepers import FINGERPRINT, local
 from tests.store.rows import Row

@@ -11,7 +11,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.store import Found, Store, StoreSettings, open_store
+from store.settings import StoreSettings
+from store.store import Found, Store, open_store
 from tests.scheduler.trio_test import trio_test
 from tests.store.rows import Row
 
