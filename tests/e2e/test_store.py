@@ -156,6 +156,33 @@ async def knows_what_was_interrupted(daemon: Daemon, conversation: Conversation,
         told.assert_same(cold, conversation.within)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["demo", "gemma"])
+def test_the_real_models_go_on_to_the_last_bit(model: str, tmp_path: Path) -> None:
+    """From memory, and from disk after a kill, with MLX's own BLAS, which adds up in one order whatever the shapes."""
+    flags = [*MODELS[model](), *store_flags(tmp_path / "store")]
+    with serving(tmp_path, *flags) as first:
+        trio.run(goes_on, first, 0)
+        first.kill()
+    with serving(tmp_path, *flags) as second:
+        trio.run(goes_on, second, 1)
+
+
+async def goes_on(daemon: Daemon, tier: int) -> None:
+    """tier: where what was said is remembered once both turns are: 0 in memory, 1 on disk."""
+    async with Client(daemon.socket) as client:
+        first = prompt_of(24, seed=1)
+        told = await ask(client, first)
+        second = [*first, *told.tokens, *prompt_of(4, seed=2)]
+        for prompt in (first, second):
+            cold = await ask(client, prompt, cache="none")
+            warm = [await ask(client, prompt) for _ in range(2)]
+            assert warm[0].tiers[tier] >= len(first) - 1
+            for heard in warm:
+                heard.assert_same(cold)
+        assert await client.flush()
+
+
 @pytest.mark.parametrize("model", ["columns", "rings"])
 def test_branches_of_a_conversation_share_its_trunk_on_disk(model: str, tmp_path: Path) -> None:
     flags = [*store_flags(tmp_path / "store"), *MODELS[model](), "--prompt-cache-bytes", "0"]
