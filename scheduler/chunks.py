@@ -6,8 +6,10 @@ estimate. It may begin a chunk as long as it owes nothing: a short prompt is pro
 more from the rows than one more row would. Where nothing decodes nothing is owed. What is earned while others are
 processed is kept, up to a chunk.
 
-What a prompt owes when it is done is left to those that come after it: beyond LENT_S they first earn that. Else one
-short prompt after another would leave the rows hardly any time.
+What a prompt owes when it is done is forgiven as fast as steps go by: prompts that have not waited for their share may
+take as much as the steps do, beside that share and the LENT_S that come first. Where less were forgiven, rows would
+come late in the usual traffic of short prompts, and steps of few rows cost nearly what those of many do. Where all
+were, one short prompt after another would leave the rows hardly any time.
 
 Of those that owe nothing, the prompt with the least left goes first. One that others have passed counts as that much
 shorter, so that each waits for no more than its own length of theirs.
@@ -69,8 +71,8 @@ class ChunkPlan:
     def next(self, prompts: Collection[Request], num_decoding: int) -> tuple[Chunk | None, tuple[int, ...]]:
         """The next chunk beside a step of so many rows, and the other short prompts that share its pass."""
         self._earn(prompts, num_decoding)
-        may_begin = self._owed_s <= LENT_S
-        ready = [prompt for prompt in prompts if (prompt.credit_s >= 0 and may_begin) or not num_decoding]
+        needed_s = min(max(self._owed_s - LENT_S, 0.0), self.chunk_size.stall_s)
+        ready = [prompt for prompt in prompts if prompt.credit_s >= needed_s or not num_decoding]
         request = min(ready, key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
         if num_decoding and (request is None or self._steps_beside >= STEPS_BESIDE_CHUNKS):
             self._steps_beside = 0
@@ -99,14 +101,10 @@ class ChunkPlan:
         if not num_decoding:
             self._owed_s = 0.0
             return
-        earned_s = self.chunk_size.decode_s / num_decoding
-        if not prompts:
-            self._owed_s = max(self._owed_s - earned_s, 0.0)
+        step_s = self.chunk_size.decode_s
+        self._owed_s = max(self._owed_s - step_s, 0.0)
         for prompt in prompts:
-            if prompt.credit_s >= 0 and self._owed_s > LENT_S:
-                self._owed_s -= earned_s
-            else:
-                prompt.credit_s = min(prompt.credit_s + earned_s, self.chunk_size.stall_s)
+            prompt.credit_s = min(prompt.credit_s + step_s / num_decoding, self.chunk_size.stall_s)
 
     def _length(self, request: Request, most_tokens: int) -> int:
         """To where the prompt has to be stopped at, or as far as it may go in one turn."""

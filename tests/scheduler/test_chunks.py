@@ -71,13 +71,17 @@ def test_every_request_has_the_same_share(num_decoding: int, num_prompts: int) -
 
 @pytest.mark.parametrize(("step_s", "token_s"), [(0.1, 1 / 157), (0.012, 50e-6)], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("tokens", [30, 64, 128, 129, 200, 500, 1000])
-def test_one_short_prompt_after_another_has_no_more_than_one_share(step_s: float, token_s: float, tokens: int) -> None:
+def test_short_prompts_one_after_another_leave_the_rows_nearly_half_of_the_time(
+    step_s: float, token_s: float, tokens: int
+) -> None:
     device = Device(4, token_s, step_s)
     for _ in range(2000):
         if not device.prompts or device.prompts[-1].num_prompt_left == 0:
             device.submit(tokens)
         device.turn()
-    assert device.step_s / (device.step_s + device.chunk_s) >= 0.75
+    share = device.step_s / (device.step_s + device.chunk_s)
+    # As much as the steps for all short prompts, and a quarter of that for this one.
+    assert share >= 1 / (1 + 1 + 1 / 4) - 0.02
 
 
 def test_a_few_short_prompts_that_come_together_are_served_at_once() -> None:
