@@ -30,6 +30,7 @@ from tests.bench.stories import Story
 ROWS, QUEUE = 8, 16
 PROMPT_TOKENS, ANSWER_TOKENS = (16, 128), (8, 64)
 GOOD_S = 5.0
+LOAD_S = 120.0
 LEVELS = (0.5, 0.8, 0.95, 1.2)
 FLAGS = {
     "plot": "write a picture of it",
@@ -158,10 +159,17 @@ def plot(levels: list[Level], capacity: float, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
+async def wait_ready(path: Path) -> None:
+    """A socket of the service manager's is there before the model is."""
+    async with Client(path, wait_s=LOAD_S):
+        pass
+
+
 @contextmanager
 def daemon(run: Bench) -> Iterator[Path]:
     """Its socket, once it has answered: the one that is there, or one of our own."""
     if socket := run.flags["socket"]:
+        trio.run(wait_ready, Path(socket))
         ask_all(of_daemon(Path(socket)), ["Hello"], 4, lambda part: None)
         yield Path(socket)
         return
