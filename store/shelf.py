@@ -5,7 +5,7 @@ What is here is durable on disk. It leaves here before its file is deleted, and 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,13 +174,11 @@ class Shelf:
         self._index.check()
         self.budget.check()
         assert self.budget.ids() == {entry.segment.id for entry in self._index}, "the budget counts other segments"
-        pins: dict[str, int] = {}
-        for chain in self._pins.values():
-            for entry in chain:
-                pins[entry.segment.id] = pins.get(entry.segment.id, 0) + 1
+        # By entry: one that was dropped in use may have come back, as another.
+        pins = Counter(id(entry) for chain in self._pins.values() for entry in chain)
         for entry in self._index:
             assert entry.path == segment_path(self._folder, entry.segment.id), f"{entry.segment.id} is at {entry.path}"
-            assert entry.pins == pins.get(entry.segment.id, 0), f"{entry.segment.id} has {entry.pins} pins"
+            assert entry.pins == pins[id(entry)], f"{entry.segment.id} has {entry.pins} pins"
 
     def _touch(self, chain: Sequence[Entry]) -> None:
         self.budget.touch(chain)
