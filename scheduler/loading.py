@@ -83,6 +83,11 @@ def build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer, 
     )
 
 
+def cache_place() -> Path:
+    """Where what is made once for this machine lies, and where the README puts a store. May not exist."""
+    return cache_folder("")
+
+
 def digests_file(options: Options) -> Path:
     """Where the digests of the model's weights are noted, so that no start reads them all: in the store's folder or,
     where that is another process's, with what else is made for this machine."""

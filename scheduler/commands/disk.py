@@ -26,12 +26,6 @@ LEAST_FREE_BYTES = 5 << 30
 _F_NOCACHE = 48
 
 
-def cache_place() -> Path:
-    """Where what is made once for this machine lies, and where the README puts a store. May not exist."""
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "laned"
-
-
 def check_place(folder: Path) -> Finding:
     """Whether there is room in the folder and the right to use it; its speed is not measured."""
     place = _nearest(folder)

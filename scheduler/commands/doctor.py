@@ -156,6 +156,9 @@ def machine() -> dict[str, str]:
 
 
 def _examine(report: _Report, socket: str | None, store: str | None, blas: str, self_test: bool) -> None:
+    from scheduler.commands.diagnosis import diagnose
+    from scheduler.loading import cache_place
+
     found = report.findings
     report.begin("packages")
     found.extend(packages.check_packages())
@@ -168,8 +171,7 @@ def _examine(report: _Report, socket: str | None, store: str | None, blas: str, 
     if store is not None:
         found.extend(disk.check_store(Path(store).expanduser()))
     else:
-        found.append(disk.check_place(disk.cache_place()))
-    from scheduler.commands.diagnosis import diagnose
+        found.append(disk.check_place(cache_place()))
 
     def take(part: str, told: Any) -> None:
         if part == "device":

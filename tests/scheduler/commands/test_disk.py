@@ -10,7 +10,8 @@ import pytest
 
 from lanes.cache_folder import cache_folder
 from scheduler.commands import disk
-from scheduler.commands.disk import cache_place, check_place, check_store, rate
+from scheduler.commands.disk import check_place, check_store, rate
+from scheduler.loading import cache_place
 
 Usage = namedtuple("Usage", "total used free")
 
