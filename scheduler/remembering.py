@@ -157,14 +157,10 @@ class Remembering:
         if held - draft.start < least_tokens or draft.start < known_tokens:
             draft.drop()
             return None
-        if most_tokens is not None and held - draft.start > most_tokens:
-            start = draft.start
-            draft.drop()
-            draft = self.store.draft(tokens[: start + most_tokens], request.wish.namespace)
-            assert draft is not None, f"row {request.row_id}: nothing is new behind {start} tokens"
         assert request.row_id not in self._drafts, f"row {request.row_id} is frozen twice in a turn"
         self._drafts[request.row_id] = draft
-        return Freeze(request.row_id, draft.start, draft.stop)
+        stop = draft.stop if most_tokens is None else min(draft.stop, draft.start + most_tokens)
+        return Freeze(request.row_id, draft.start, stop)
 
     def book(self, result: StepResult) -> None:
         """Keep what the turn has frozen."""
