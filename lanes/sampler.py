@@ -54,9 +54,8 @@ class Sampler:
     """The settings of the rows of a step, in slot order; made anew when the rows change."""
 
     def __init__(self, settings: Sequence[Sampling]) -> None:
-        self.settings = list(settings)
         self._drawing = _Chosen([s.temperature > 0 for s in settings])
-        self._drawn = drawn = self._drawing.of(self.settings)
+        self._drawn = drawn = self._drawing.of(settings)
         self._temperature = _column([max(s.temperature, LEAST) for s in drawn])
         self._sorted = _Chosen([0 < s.top_p < 1 for s in drawn])
         self._top_p = _column([max(s.top_p, LEAST) for s in self._sorted.of(drawn)])
