@@ -1,8 +1,9 @@
 """Writing behind: what was remembered goes to disk when nothing waits for the disk, one segment after the other.
 
 The queue is bounded in bytes, since what waits in it is memory that cannot be given up. When it is full, the oldest
-segment that nothing in it hangs on is dropped: it stays in memory as long as it would have, and is not on disk. A
-segment is queued after what it hangs on, always, so none is written whose parent is not there before it.
+segment that nothing in it hangs on is dropped: it stays in memory as long as it would have, and is not on disk. One
+that is larger than the queue is taken where nothing else waits. A segment is queued after what it hangs on, always, so
+none is written whose parent is not there before it.
 
 What was dropped and is in memory still is queued again when it has not been used for a time, and by who waits until all
 is on disk; never in place of anything else.
@@ -181,14 +182,12 @@ class Writer:
         return not self._has_dropped and all(entry.kept is not None for entry in (*asked, *again))
 
     async def _write_again(self, entry: Entry) -> None:
-        """Return when it has been written, or dropped, or cannot be queued. Raises KeeperAway if that has to wait."""
+        """Return when it has been written, or dropped. Raises KeeperAway if that has to wait."""
         while entry in self._memory and entry.kept is None and not entry.queued:
             if self._has_room(entry):
                 self.put(entry)
-            elif self._queue:
-                await self._wait_changed()
             else:
-                return
+                await self._wait_changed()
         while entry in self._queue:
             await self._wait_changed()
 

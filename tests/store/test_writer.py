@@ -13,11 +13,6 @@ from tests.scheduler.trio_test import trio_test, until
 from tests.store.writer_bench import Bench, Scripted, ids
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(Scripted(tmp_path), queue_bytes=16 * 40)
-
-
 @trio_test
 async def test_segments_are_written_in_order_whole_and_then_known_to_be_on_disk(bench: Bench) -> None:
     root = bench.put([1, 2, 3])

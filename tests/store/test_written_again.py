@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from store.keeping import Outcome
 from tests.scheduler.trio_test import trio_test
-from tests.store.writer_bench import Bench, Scripted, ids
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(Scripted(tmp_path), queue_bytes=16 * 40)
+from tests.store.writer_bench import Bench, ids
 
 
 @trio_test
