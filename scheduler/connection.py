@@ -275,9 +275,8 @@ class Connection:
         try:
             self._check_number(message.n)
         except Refused as refusal:
-            told = refusal.code, refusal.message
-            log.request_finished(logger, request_id=id, finish=told[0], message=told[1], is_refused=True)
-            self._put(protocol.Error(*told, id, _retry_after_s(refusal)))
+            log.request_finished(logger, request_id=id, finish=refusal.code, message=refusal.message, is_refused=True)
+            self._put(_error(refusal, id))
             return
         try:
             self._rows[id], self._num_left[id] = None, message.n
@@ -286,7 +285,7 @@ class Connection:
             if id in self._rows:
                 self._rows[id] = row_id
         except Refused as refusal:
-            self._reply(protocol.Error(refusal.code, refusal.message, id, _retry_after_s(refusal)))
+            self._reply(_error(refusal, id))
 
     def _check_number(self, n: int) -> None:
         """Raises Refused where a request asks for more answers than the connection may have now, or ever."""
@@ -368,5 +367,6 @@ class Connection:
                 self._cut("stalled", f"it has read nothing for {self._limits.stalled_s:g} s")
 
 
-def _retry_after_s(refusal: Refused) -> float | None:
-    return refusal.retry_after_s if isinstance(refusal, Overloaded) else None
+def _error(refusal: Refused, id: protocol.RequestId) -> protocol.Error:
+    retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else None
+    return protocol.Error(refusal.code, refusal.message, id, retry_after_s)
