@@ -12,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ PROMPT_TOKENS, ANSWER_TOKENS = (16, 128), (8, 64)
 GOOD_S = 5.0
 LOAD_S = 120.0
 LEVELS = (0.5, 0.8, 0.95, 1.2)
+# A request from its arrival to its end.
+One = Callable[[Story], Awaitable[None]]
 FLAGS = {
     "plot": "write a picture of it",
     "socket": "of a daemon that is there already, with eight rows",
@@ -87,39 +89,48 @@ async def ask(client: Client, prompt: tuple[int, ...], max_tokens: int, story: S
         story.outcome = error.code
 
 
-async def closed_loop(path: Path, seconds: float) -> float:
-    """Requests a second with as many clients as rows, each asking again at once."""
-    source, done = Source(1), 0
+async def capacity_of(path: Path, seconds: float) -> float:
+    """Requests a second."""
+    source = Source(1)
+    async with Client(path) as client:
+        return await closed_loop(lambda story: ask(client, *source.request(), story), seconds)
 
-    async def one(client: Client) -> None:
+
+async def closed_loop(one: One, seconds: float) -> float:
+    """Requests a second that are done, with as many clients as rows, each asking again at once."""
+    done = 0
+
+    async def again() -> None:
         nonlocal done
         while True:
             story = Story(time.perf_counter())
-            await ask(client, *source.request(), story)
+            await one(story)
             done += story.outcome == "done"
 
-    async with Client(path) as client:
-        with trio.move_on_after(seconds):
-            async with trio.open_nursery() as nursery:
-                for _ in range(ROWS):
-                    nursery.start_soon(one, client)
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for _ in range(ROWS):
+                nursery.start_soon(again)
     return done / seconds
 
 
-def moments(source: random.Random, per_s: float, seconds: float) -> list[float]:
-    """Of a Poisson process that has as many in these seconds as its rate says: the load is the one that is named."""
-    return sorted(source.uniform(0, seconds) for _ in range(round(per_s * seconds)))
+async def stories_at(path: Path, per_s: float, seconds: float, seed: int) -> list[Story]:
+    source = Source(seed)
+    async with Client(path) as client:
+        return await open_loop(lambda story: ask(client, *source.request(), story), source.random, per_s, seconds)
 
 
-async def open_loop(path: Path, per_s: float, seconds: float, seed: int) -> list[Story]:
-    """Requests at a rate for some seconds, at random moments; returns when all have ended."""
-    source, stories = Source(seed), []
-    async with Client(path) as client, trio.open_nursery() as nursery:
-        began_s = trio.current_time()
-        for at_s in moments(source.random, per_s, seconds):
+async def open_loop(one: One, source: random.Random, per_s: float, seconds: float) -> list[Story]:
+    """Requests at a rate for some seconds, at random moments: of a Poisson process that has as many in that time as its
+    rate says, so that the load is the one that is named. Returns when all have ended."""
+    stories: list[Story] = []
+    began_s = trio.current_time()
+    moments = sorted(source.uniform(0, seconds) for _ in range(round(per_s * seconds)))
+    async with trio.open_nursery() as nursery:
+        for at_s in moments:
             await trio.sleep_until(began_s + at_s)
             stories.append(Story(time.perf_counter()))
-            nursery.start_soon(ask, client, *source.request(), stories[-1])
+            nursery.start_soon(one, stories[-1])
     return stories
 
 
@@ -188,14 +199,14 @@ def daemon(run: Bench) -> Iterator[Path]:
 def main() -> None:
     with bench("load", __doc__ or "", flags=FLAGS) as run, daemon(run) as path:
         seconds = 20.0 if run.quick else 60.0
-        capacity = trio.run(closed_loop, path, seconds)
+        capacity = trio.run(capacity_of, path, seconds)
         prompts, answers = (f"{least} to {most}" for least, most in (PROMPT_TOKENS, ANSWER_TOKENS))
         case = f"prompts of {prompts}, answers of {answers} tokens, {ROWS} rows"
         run.add(case, "capacity", "requests/s", [capacity])
         levels = []
         for seed, part in enumerate(LEVELS):
             per_s = part * capacity
-            stories = trio.run(open_loop, path, per_s, seconds, 10 + seed)
+            stories = trio.run(stories_at, path, per_s, seconds, 10 + seed)
             levels.append(Level(per_s, seconds, stories))
             book(run, f"{part:.0%} of capacity, {per_s:.2f} requests/s", levels[-1])
         if run.flags["plot"]:

@@ -20,11 +20,10 @@ from rich.console import Console
 from scheduler.answer import ConnectionLost, RequestError
 from scheduler.client import Client
 from tests.bench.harness import Bench, bench
-from tests.bench.load import daemon, moments, percentile
+from tests.bench.load import closed_loop, daemon, open_loop, percentile
 from tests.bench.stories import Story
 from tests.scheduler.raw import connected
 
-ROWS = 8
 CAPACITY_S = 60.0
 PART_OF_CAPACITY = 0.8
 PROMPT_TOKENS, LONG_TOKENS, ANSWER_TOKENS = (16, 128), (600, 1500), (8, 64)
@@ -60,7 +59,7 @@ LONG_ONE_IN, SHARED_ONE_IN = 20, 4
 
 def request(source: random.Random, adapters: list[str]) -> dict[str, Any]:
     """All that a client submits."""
-    _, ask = random_of({kind: weight for kind, (weight, _) in KINDS.items()}, source, KINDS)
+    ((_, ask),) = source.choices(list(KINDS.values()), [weight for weight, _ in KINDS.values()])
     tokens = source.randint(*(LONG_TOKENS if source.randrange(LONG_ONE_IN) == 0 else PROMPT_TOKENS))
     prompt = tuple(source.randrange(100, 20_000) for _ in range(tokens))
     options = {"prompt_token_ids": prompt, "max_tokens": source.randint(*ANSWER_TOKENS), **ask(source)}
@@ -69,11 +68,6 @@ def request(source: random.Random, adapters: list[str]) -> dict[str, Any]:
     if adapters and source.randrange(4) == 0:
         options["adapter"] = source.choice(adapters)
     return options
-
-
-def random_of(weights: Mapping[str, int], source: random.Random, values: Mapping[str, Any]) -> Any:
-    (chosen,) = source.choices(list(weights), list(weights.values()))
-    return values[chosen]
 
 
 async def patient(path: Path, options: dict[str, Any], story: Story, pause_s: float = 0.0) -> None:
@@ -132,33 +126,22 @@ async def one(path: Path, source: random.Random, adapters: list[str], story: Sto
         story.outcome = f"lost: {error}"
 
 
-async def capacity(path: Path, adapters: list[str], seconds: float) -> float:
-    """Requests a second with as many patient clients as rows, each asking again at once."""
-    source, done = random.Random(1), 0
-
-    async def client() -> None:
-        nonlocal done
-        while True:
-            await one(path, source, adapters, Story(time.perf_counter()), "patient")
-            done += 1
-
-    with trio.move_on_after(seconds):
-        async with trio.open_nursery() as nursery:
-            for _ in range(ROWS):
-                nursery.start_soon(client)
-    return done / seconds
+async def capacity_of(path: Path, adapters: list[str], seconds: float) -> float:
+    """Requests a second of patient clients."""
+    source = random.Random(1)
+    return await closed_loop(lambda story: one(path, source, adapters, story, "patient"), seconds)
 
 
 async def quarter(path: Path, adapters: list[str], per_s: float, seconds: float, seed: int) -> list[tuple[str, Story]]:
     """Each request by its client's manner; returns when all have ended."""
     source, stories = random.Random(seed), []
-    began_s = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        for at_s in moments(source, per_s, seconds):
-            await trio.sleep_until(began_s + at_s)
-            (manner,) = source.choices(list(MANNERS), list(MANNERS.values()))
-            stories.append((manner, Story(time.perf_counter())))
-            nursery.start_soon(one, path, random.Random(source.random()), adapters, stories[-1][1], manner)
+
+    async def any_manner(story: Story) -> None:
+        (manner,) = source.choices(list(MANNERS), list(MANNERS.values()))
+        stories.append((manner, story))
+        await one(path, random.Random(source.random()), adapters, story, manner)
+
+    await open_loop(any_manner, source, per_s, seconds)
     return stories
 
 
@@ -180,7 +163,7 @@ async def soak(run: Bench, path: Path, minutes: float) -> None:
     console = Console(file=sys.stderr)
     async with Client(path) as client:
         adapters = list((await client.status()).get("adapters", {}))
-    per_s = PART_OF_CAPACITY * await capacity(path, adapters, CAPACITY_S)
+    per_s = PART_OF_CAPACITY * await capacity_of(path, adapters, CAPACITY_S)
     quarters: list[list[tuple[str, Story]]] = []
     memory: list[float] = []
     for number in range(4):
