@@ -16,6 +16,7 @@ from lanes.adopt import adopt
 from lanes.cuda_carrier import device_carrier
 from lanes.decoder import NOTHING, Decoder, Dispatched, Queued
 from lanes.grammar import GrammarError, Grammars
+from lanes.kept_memory import bound_kept_memory, release_if_full
 from lanes.lane import (
     Adapter,
     Chunk,
@@ -40,10 +41,6 @@ from store.checkpoint import Part
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-# Memory that MLX keeps for reuse. A prompt's chunks allocate and free the same few shapes over and over, but without
-# a bound every shape ever used stays.
-MLX_CACHE_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class MlxEngine:
         self._queued = NOTHING
         self._untold_since_s: float | None = None
         self._queueing_s = 0.0  # since then
-        mx.set_cache_limit(MLX_CACHE_LIMIT_BYTES)
+        bound_kept_memory()
 
     def step(self, step: Step) -> StepResult:
         """Carry out a turn; see lanes.lane.Step for the order."""
@@ -160,6 +157,7 @@ class MlxEngine:
             self._queueing_s = 0.0
         for row_id, _ in self._failures:
             self._forget(row_id)
+        release_if_full()
         return StepResult(
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
