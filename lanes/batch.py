@@ -49,6 +49,11 @@ class SlotCaches:
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    @property
+    def may_be_held(self) -> bool:
+        """Whether others may hold the arrays while steps go on."""
+        return all(layer.may_be_held for layer in self.layers)
+
     def merge(self, row_id: int, row: Sequence[Any], length: int) -> None:
         """Enter a row whose first `length` tokens have been processed in caches of its own."""
         slot = self.table.claim(row_id, length)

@@ -11,12 +11,14 @@ from lanes.adapters import Adapters
 from lanes.batch import SlotCaches
 from lanes.boundary import remembers
 from lanes.choice import Choice, choose_lane
+from lanes.cuda_fetch import device_fetch
 from lanes.decoder import Decoder, Forward
 from lanes.engine import MlxEngine
 from lanes.forward import CompiledForward, eager, eager_drafts
 from lanes.grammar import Grammars
 from lanes.lane import LaneSettings, ModelInfo
 from lanes.load import LoadedModel
+from lanes.machine import memory_bytes
 from lanes.rounding import round_rows
 from lanes.serial import SoloCaches
 from lanes.sharing import shared_prompt_tokens
@@ -124,6 +126,7 @@ def model_info(loaded: LoadedModel, settings: LaneSettings, blas: str, prepared:
         dtype=loaded.dtype,
         backend=backend(),
         blas=blas,
+        host_memory_bytes=memory_bytes() if device_fetch() else None,
     )
 
 

@@ -26,26 +26,58 @@ ENOUGH_BLOCKS = 1056
 # Columns that a thread has under way: what hides the memory's latency.
 UNROLL = 4
 
-# How a thread gets its E elements of a column's key and value, which is number `cell` of all columns of all heads.
+# How a thread gets its E elements of a column's key and value, which is number `cell` of all columns of all heads. The
+# column that the step adds is not there yet: it comes from the new ones, and is put there.
 LOAD_PLAIN = """
+            const T* key = is_new ? &new_keys[(size_t)blockIdx.x * DIM] : &keys[cell * DIM];
+            const T* value = is_new ? &new_values[(size_t)blockIdx.x * DIM] : &values[cell * DIM];
             #pragma unroll
             for (int e = 0; e < E; e += 16 / sizeof(T)) {
-                const size_t from = cell * DIM + lane * E + e;
-                *reinterpret_cast<uint4*>(&k[u][e]) = *reinterpret_cast<const uint4*>(&keys[from]);
-                *reinterpret_cast<uint4*>(&v[u][e]) = *reinterpret_cast<const uint4*>(&values[from]);
+                const int at = lane * E + e;
+                const uint4 of_key = *reinterpret_cast<const uint4*>(&key[at]);
+                const uint4 of_value = *reinterpret_cast<const uint4*>(&value[at]);
+                *reinterpret_cast<uint4*>(&k[u][e]) = of_key;
+                *reinterpret_cast<uint4*>(&v[u][e]) = of_value;
+                if (is_new) {
+                    *reinterpret_cast<uint4*>(const_cast<T*>(&keys[cell * DIM + at])) = of_key;
+                    *reinterpret_cast<uint4*>(const_cast<T*>(&values[cell * DIM + at])) = of_value;
+                }
             }
 """
 LOAD_PACKED = """
             constexpr int IN_WORD = 32 / BITS;
-            const size_t of_group = cell * (DIM / GROUP_SIZE) + lane * E / GROUP_SIZE;
-            const float key_scale = float(key_scales[of_group]), key_bias = float(key_biases[of_group]);
-            const float value_scale = float(value_scales[of_group]), value_bias = float(value_biases[of_group]);
+            constexpr int WORDS = DIM / IN_WORD;
+            constexpr int DIM_GROUPS = DIM / GROUP_SIZE;
+            const int word = lane * E / IN_WORD, of_group = lane * E / GROUP_SIZE;
+            const size_t word_from = (is_new ? blockIdx.x : cell) * WORDS + word;
+            const size_t group_from = (is_new ? blockIdx.x : cell) * DIM_GROUPS + of_group;
+            const T key_scale = (is_new ? new_key_scales : key_scales)[group_from];
+            const T key_bias = (is_new ? new_key_biases : key_biases)[group_from];
+            const T value_scale = (is_new ? new_value_scales : value_scales)[group_from];
+            const T value_bias = (is_new ? new_value_biases : value_biases)[group_from];
+            if (is_new && lane * E % GROUP_SIZE == 0) {
+                const size_t to = cell * DIM_GROUPS + of_group;
+                const_cast<T&>(key_scales[to]) = key_scale;
+                const_cast<T&>(key_biases[to]) = key_bias;
+                const_cast<T&>(value_scales[to]) = value_scale;
+                const_cast<T&>(value_biases[to]) = value_bias;
+            }
             #pragma unroll
-            for (int e = 0; e < E; ++e) {
-                const size_t from = cell * (DIM / IN_WORD) + (lane * E + e) / IN_WORD;
-                const int shift = e % IN_WORD * BITS;
-                k[u][e] = T(key_scale * float((keys[from] >> shift) & ((1u << BITS) - 1)) + key_bias);
-                v[u][e] = T(value_scale * float((values[from] >> shift) & ((1u << BITS) - 1)) + value_bias);
+            for (int w = 0; w < E / IN_WORD; ++w) {
+                const uint32_t of_key = (is_new ? new_keys : keys)[word_from + w];
+                const uint32_t of_value = (is_new ? new_values : values)[word_from + w];
+                if (is_new) {
+                    const_cast<uint32_t&>(keys[cell * WORDS + word + w]) = of_key;
+                    const_cast<uint32_t&>(values[cell * WORDS + word + w]) = of_value;
+                }
+                #pragma unroll
+                for (int i = 0; i < IN_WORD; ++i) {
+                    const int e = w * IN_WORD + i;
+                    const uint32_t key = (of_key >> (i * BITS)) & ((1u << BITS) - 1);
+                    const uint32_t value = (of_value >> (i * BITS)) & ((1u << BITS) - 1);
+                    k[u][e] = T(float(key_scale) * float(key) + float(key_bias));
+                    v[u][e] = T(float(value_scale) * float(value) + float(value_bias));
+                }
             }
 """
 
@@ -61,6 +93,7 @@ CHUNK_SOURCE = """
     const int num_splits = gridDim.y;
     const int capacity = keys_shape[2];
     const int count = min(positions[row] + 1, capacity);
+    const int added = columns[row];
     const int first = blockIdx.y * CHUNK;
     const int last = min(count, first + CHUNK);
     if (first >= last) return;
@@ -82,6 +115,7 @@ CHUNK_SOURCE = """
         for (int u = 0; u < UNROLL; ++u) {
             const int column = at + u * GROUPS + group;
             valid[u] = column < last;
+            const bool is_new = valid[u] && column == added;
             const size_t cell = (size_t)blockIdx.x * capacity + (valid[u] ? column : first);
             LOAD_COLUMN
         }
@@ -204,9 +238,10 @@ def lanes_per_column(
 @cache
 def _chunk_kernel(packed: bool) -> Any:
     names = ["keys", "key_scales", "key_biases", "values", "value_scales", "value_biases"]
+    parts = names if packed else ["keys", "values"]
     return mx.fast.cuda_kernel(
         name="laned_attend_packed_chunk" if packed else "laned_attend_chunk",
-        input_names=["queries", *(names if packed else ["keys", "values"]), "positions"],
+        input_names=["queries", *parts, *(f"new_{name}" for name in parts), "columns", "positions"],
         output_names=["chunk_sum", "chunk_stats"],
         source=CHUNK_SOURCE.replace("LOAD_COLUMN", LOAD_PACKED if packed else LOAD_PLAIN),
     )
@@ -225,6 +260,8 @@ def _join_kernel() -> Any:
 def attend_own_columns(
     queries: mx.array,
     parts: Sequence[mx.array],
+    new: Sequence[mx.array],
+    columns: mx.array,
     positions: mx.array,
     scale: float,
     read_width: int,
@@ -233,8 +270,10 @@ def attend_own_columns(
     """queries [rows, heads, 1, dim] over the first positions[row] + 1 columns of keys and values [slots, kv_heads,
     capacity, dim], which are the two parts; of a packing, six: each packed, its scales and its biases.
 
-    positions: int32 [rows], the column that each row has just written; a ring that has wrapped may name any beyond its
-    capacity. read_width: at least as many columns as the longest row has.
+    new: a part of each row's own, [rows, kv_heads, 1, ...], that is written into column columns[row] of these very
+    arrays: MLX is not told, so that whoever reads them has to come after what is returned here. Once more with the same
+    changes nothing. positions: int32 [rows], as columns; a ring that has wrapped may name any beyond its capacity.
+    read_width: at least as many columns as the longest row has.
     """
     rows, heads, _, dim = queries.shape
     kv_heads, capacity = parts[0].shape[1:3]
@@ -254,7 +293,7 @@ def attend_own_columns(
     scale_bits = struct.unpack("i", struct.pack("f", scale * math.log2(math.e)))[0]
     layout = [("BITS", packing.bits), ("GROUP_SIZE", packing.group_size)] if packing else []
     sums, stats = _chunk_kernel(packing is not None)(
-        inputs=[queries, *parts, positions],
+        inputs=[queries, *parts, *new, columns, positions],
         template=[
             *layout,
             *constants,

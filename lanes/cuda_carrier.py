@@ -4,21 +4,20 @@ MLX's CUDA arrays that the host can write lie in managed memory: the host touche
 kernel touches it and the driver moves it back. Measured on an H200 with 16 cores, 600 MB from the page cache to where a
 kernel reads them at full speed: 1.3 to 1.6 GB/s so, by one thread, 3.0 by four. Read into page-locked blocks, which the
 device copies, they take no page faults on the host at all.
-
-MLX offers no way to do that, so that it is asked of the driver, libcuda, which MLX's CUDA build needs in any case.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from queue import SimpleQueue
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
+from lanes.cuda_driver import CudaDriver, address_of
 from lanes.tuning import backend
 from store.checkpoint import CarrierFailed
 
@@ -29,7 +28,6 @@ BLOCK_BYTES: Final = 4 << 20
 NUM_BLOCKS: Final = 16
 
 # Of the driver's interface: cuda.h.
-_CONCURRENT_MANAGED_ACCESS: Final = 89
 _STREAM_NON_BLOCKING: Final = 1
 _EVENT_BLOCKING_SYNC_WITHOUT_TIMING: Final = 3
 _MEMORY_HOST: Final = 1
@@ -71,15 +69,7 @@ class CudaCarrier:
 
     def __init__(self) -> None:
         """Raises OSError, AttributeError or CarrierFailed where there is no driver, or none that can do this."""
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        self._device = ctypes.c_int()
-        self._call("cuInit", ctypes.c_uint(0))
-        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(0))
-        shared = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(shared), ctypes.c_int(_CONCURRENT_MANAGED_ACCESS), self._device)
-        if not shared.value:
-            raise CarrierFailed("host and device cannot use managed memory at the same time")
-        self._context = self._made("cuDevicePrimaryCtxRetain", self._device)
+        self._driver = CudaDriver()
         self._free: SimpleQueue[_Block] = SimpleQueue()
         self._blocks: dict[int, _Block] = {}
         self._starting = Lock()
@@ -90,13 +80,13 @@ class CudaCarrier:
         stream = self._start()
         for first, last in _spans(buffers):
             size = ctypes.c_size_t(last - first)
-            self._call("cuMemPrefetchAsync", ctypes.c_uint64(first), size, self._device, stream)
+            self._driver.call("cuMemPrefetchAsync", ctypes.c_uint64(first), size, self._driver.device, stream)
 
     def lend(self) -> memoryview:
         block = self._free.get()
         try:
-            self._enter()
-            self._call("cuEventSynchronize", block.copied)
+            self._driver.enter()
+            self._driver.call("cuEventSynchronize", block.copied)
         except CarrierFailed:
             self._free.put(block)  # others wait for one, to learn the same
             raise
@@ -106,22 +96,22 @@ class CudaCarrier:
         assert self._stream is not None, "nothing was lent"
         lent = self._blocks[address_of(block)]
         try:
-            self._enter()
+            self._driver.enter()
             source = lent.address
             for target, pitch, width, height in _rectangles(into):
                 self._copy(source, target, pitch, width, height)
                 source += width * height
-            self._call("cuEventRecord", lent.copied, self._stream)
+            self._driver.call("cuEventRecord", lent.copied, self._stream)
         finally:
             self._free.put(lent)
 
     def finish(self) -> None:
-        self._enter()
-        self._call("cuStreamSynchronize", self._stream)
+        self._driver.enter()
+        self._driver.call("cuStreamSynchronize", self._stream)
 
     def _copy(self, source: int, target: int, pitch: int, width: int, height: int) -> None:
         if height == 1:
-            self._call(
+            self._driver.call(
                 "cuMemcpyHtoDAsync_v2",
                 ctypes.c_uint64(target),
                 ctypes.c_void_p(source),
@@ -139,36 +129,21 @@ class CudaCarrier:
             width=width,
             height=height,
         )
-        self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), self._stream)
+        self._driver.call("cuMemcpy2DAsync_v2", ctypes.byref(copy), self._stream)
 
     def _start(self) -> ctypes.c_void_p:
         """The blocks are made by the first who wants some: locking their pages takes 40 ms."""
         with self._starting:
-            self._enter()
+            self._driver.enter()
             if self._stream is None:
-                stream = self._made("cuStreamCreate", ctypes.c_uint(_STREAM_NON_BLOCKING))
+                stream = self._driver.made("cuStreamCreate", ctypes.c_uint(_STREAM_NON_BLOCKING))
                 while len(self._blocks) < NUM_BLOCKS:
-                    memory = self._made("cuMemHostAlloc", ctypes.c_size_t(BLOCK_BYTES), ctypes.c_uint(0))
-                    copied = self._made("cuEventCreate", ctypes.c_uint(_EVENT_BLOCKING_SYNC_WITHOUT_TIMING))
-                    block = _Block(memory.value or 0, copied)
+                    copied = self._driver.made("cuEventCreate", ctypes.c_uint(_EVENT_BLOCKING_SYNC_WITHOUT_TIMING))
+                    block = _Block(self._driver.page_locked(BLOCK_BYTES), copied)
                     self._blocks[block.address] = block
                     self._free.put(block)
                 self._stream = stream
             return self._stream
-
-    def _enter(self) -> None:
-        """The context is the thread's own affair."""
-        self._call("cuCtxSetCurrent", self._context)
-
-    def _made(self, name: str, *args: Any) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
-        self._call(name, ctypes.byref(made), *args)
-        return made
-
-    def _call(self, name: str, *args: Any) -> None:
-        function: Callable[..., int] = getattr(self._driver, name)
-        if status := function(*args):
-            raise CarrierFailed(f"{name}: error {status} of the CUDA driver")
 
 
 class _Block:
@@ -178,10 +153,6 @@ class _Block:
         self.address = address
         self.copied = copied
         self.view = memoryview((ctypes.c_char * BLOCK_BYTES).from_address(address)).cast("B")
-
-
-def address_of(buffer: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def _spans(buffers: Sequence[memoryview]) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ import mlx.core as mx
 from lanes.adapters import Adapters
 from lanes.adopt import adopt
 from lanes.cuda_carrier import device_carrier
+from lanes.cuda_fetch import device_fetch
 from lanes.decoder import NOTHING, Decoder, Dispatched, Queued
 from lanes.grammar import GrammarError, Grammars
 from lanes.kept_memory import bound_kept_memory, release_if_full
@@ -22,7 +23,6 @@ from lanes.lane import (
     Chunk,
     EngineFailed,
     EngineGauges,
-    Freeze,
     LoadedAdapter,
     Logprob,
     ModelInfo,
@@ -32,11 +32,10 @@ from lanes.lane import (
     StepResult,
 )
 from lanes.prefill import Prefill, dispatch_together
-from lanes.remember import RowMemory
+from lanes.remember import RowMemory, Source
 from lanes.rows import held_alone
 from lanes.solo import RowMaker
 from lanes.speculation import Speculation
-from store.checkpoint import Part
 
 T = TypeVar("T")
 
@@ -84,7 +83,7 @@ class MlxEngine:
         self.grammars = grammars
         self.adapters = adapters or Adapters(make_row.model)
         self.speculation = speculation
-        self.memory = RowMemory(make_row, info.remembers, device_carrier())
+        self.memory = RowMemory(make_row, info.remembers, device_carrier(), device_fetch())
         self._prompts: dict[int, Prefill] = {}
         self._aside: dict[int, Aside] = {}
         self._unread: Dispatched | None = None
@@ -103,7 +102,8 @@ class MlxEngine:
         if self._held_back:  # the scheduler counts it as processed
             self._begin_chunk(*self._held_back)
             self._held_back = None
-        frozen = [(each.row_id, part) for each in step.freeze if (part := self._freeze(each)) is not None]
+        for wanted in step.freeze:
+            self.memory.begin_freeze(wanted, self._source)
         for row_id in step.leave:
             self._drop(row_id)
         for row_id in step.set_aside:
@@ -168,27 +168,24 @@ class MlxEngine:
             chunk_tokens=sum(each.tokens for each in chunks),
             rows=len(self.decoder),
             in_flight=self._unread is not None,
-            frozen=tuple(frozen),
+            frozen=self.memory.take_frozen(is_step_behind=self._unread is not None),
             destinations=destinations,
             saved_bytes=self.memory.saved_bytes,
             drafted_tokens=num_drafted,
             accepted_tokens=num_accepted,
         )
 
-    def _freeze(self, wanted: Freeze) -> Part | None:
-        """None where it fails, or the row is gone: its chunk that was held back may have failed in this very turn."""
-        row_id, table = wanted.row_id, self.decoder.caches.table
-        try:
-            if row_id in self._prompts:
-                prompt = self._prompts[row_id]
-                return self.memory.freeze(wanted, held_alone(prompt.caches, prompt.processed), prompt.processed)
-            if row_id in self._aside:
-                aside = self._aside[row_id]
-                return self.memory.freeze(wanted, held_alone(aside.row, aside.length), aside.length)
-            if row_id in table:
-                return self.memory.freeze(wanted, self.decoder.caches.held(row_id), table.length_of(row_id))
-        except Exception:
-            logger.warning("%s failed", wanted, exc_info=True)
+    def _source(self, row_id: int) -> Source | None:
+        """What a row holds; None where it is gone: its chunk that was held back may have failed in this very turn."""
+        caches = self.decoder.caches
+        if row_id in self._prompts:
+            prompt = self._prompts[row_id]
+            return Source(held_alone(prompt.caches, prompt.processed), prompt.processed)
+        if row_id in self._aside:
+            aside = self._aside[row_id]
+            return Source(held_alone(aside.row, aside.length), aside.length)
+        if row_id in caches.table:
+            return Source(caches.held(row_id), caches.table.length_of(row_id), caches.may_be_held)
         return None
 
     def _drop(self, row_id: int) -> None:

@@ -181,7 +181,8 @@ class StepResult:
     rows, and chunk_tokens of prompts processed, whichever turn dispatched it. What is only dispatched is told later.
     logprobs: (row id, of its token in tokens) of rows that want them; for a row that is in tokens twice, both in order.
     rows: merged rows now; in_flight: whether a decode step is dispatched and not yet read.
-    frozen: (row id, what it has) of rows that were to be frozen; one that could not be is left out, and serves on.
+    frozen: what was to be frozen, and that; None of a row that could not be, and serves on. Each is told once, in the
+    turn that was to do it, or in the next, where in_flight says that there is one.
     destinations: (row id, memory to be filled) of rows admitted with a Recall that is to be read; until Step.recalled
     tells of them, or they leave, that memory is theirs. A row that leaves while it is being filled keeps it alive. ()
     where memory cannot be made, or what is known does not fit the model: that row is to begin with nothing.
@@ -198,7 +199,7 @@ class StepResult:
     chunk_tokens: int = 0
     rows: int = 0
     in_flight: bool = False
-    frozen: tuple[tuple[int, Part], ...] = ()
+    frozen: tuple[tuple[Freeze, Part | None], ...] = ()
     destinations: tuple[tuple[int, tuple[Destination, ...]], ...] = ()
     saved_bytes: int = 0
     drafted_tokens: int = 0
@@ -212,7 +213,8 @@ class ModelInfo:
     cache_kinds: one per cache, in the model's order. lane: "batch" or "serial", with the reason. memory_bytes: what
     the device has for everything. geometry: None where the caches are of no known kind. shared_prompt_tokens: prompts
     up to this length gain from sharing a forward pass; 0 where they must not. chunk_multiple: chunks of prompts
-    are best multiples of so many tokens.
+    are best multiples of so many tokens. host_memory_bytes: what the host has, where what is remembered is kept in its
+    memory and that is not the device's; else None.
     """
 
     name: str
@@ -232,6 +234,7 @@ class ModelInfo:
     dtype: str
     backend: str
     blas: str
+    host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ class SoloCaches:
     """The caches of the one row of a serial lane, with the verbs of lanes.batch.SlotCaches."""
 
     lane = "serial"
+    may_be_held = False
 
     def __init__(self) -> None:
         self.table = Slots(1)

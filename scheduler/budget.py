@@ -31,7 +31,7 @@ class Budget:
         """limit_bytes None: what the device's memory leaves beside the weights, what is remembered in it, and a part
         for everything else."""
         if limit_bytes is None:
-            taken_bytes = info.weight_bytes + remembered_bytes
+            taken_bytes = info.weight_bytes + (remembered_bytes if info.host_memory_bytes is None else 0)
             limit_bytes = max(int(info.memory_bytes * MEMORY_PART) - taken_bytes, info.memory_bytes // 16)
         return cls(limit_bytes, info.geometry)
 

@@ -192,7 +192,7 @@ class Options:
         None,
         "what is remembered",
         "SIZE",
-        "memory for what was processed before, 0 for none (default: a tenth of the device's)",
+        "memory for what was processed before, 0 for none (default: a tenth of the device's; on CUDA of the host's)",
     )
     demote_idle: float | None = option(
         values.seconds(),

@@ -32,10 +32,9 @@ class Remembering:
         self.piece_tokens = _piece_tokens(token_bytes) if cut_anywhere and token_bytes else None
         # Rows that decode, and how much of their prompts is frozen, where there is more.
         self._in_pieces: dict[int, tuple[Request, int]] = {}
-        self._drafts: dict[int, Draft] = {}
-        # Rows that go on when this turn has frozen a part of them. That part is held until they leave: else, where
-        # memory has no room, the end of the row would hang on nothing, and all of it would be frozen once more.
-        self._going_on: dict[int, Request] = {}
+        # What is being frozen, for which draft, and the row if it goes on. Its part is then held until it leaves: else,
+        # where memory has no room, the end of the row would hang on nothing, and all of it would be frozen once more.
+        self._freezing: dict[Freeze, tuple[Draft, Request | None]] = {}
         self._held: dict[int, Found] = {}
 
     def waits(self, request: Request, under_way: Iterable[Request]) -> bool:
@@ -104,8 +103,9 @@ class Remembering:
     def freeze_prompts(self, requests: Iterable[Request]) -> Iterator[Freeze]:
         """Called for all prompts under way, before those are merged that are processed, and after freeze(). A short one
         waits for the end of its answer, if it can be cut out then and nobody waits for it."""
+        under_way = {wanted.row_id for wanted in self._freezing}
         for request, frozen_tokens in list(self._in_pieces.values()):
-            if request.state is State.DECODING:
+            if request.state is State.DECODING and request.row_id not in under_way:
                 yield from self._freeze_prompt(request, 1, self.piece_tokens, frozen_tokens)
         for request in requests:
             is_awaited = any(tokens <= request.num_processed for tokens in request.awaited)
@@ -119,23 +119,25 @@ class Remembering:
         """Called for rows that leave."""
         for request in leaving:
             self._in_pieces.pop(request.row_id, None)
-            part = self._freeze(request, request.num_held, 1)
+            for earlier, (draft, _) in self._freezing.items():
+                if earlier.row_id == request.row_id:
+                    self._freezing[earlier] = draft, None
+            wanted = self._freeze(request, request.num_held, 1, goes_on=False)
             self._let_go(request.row_id)
-            if part:
-                yield part
+            if wanted:
+                yield wanted
 
     def _freeze_prompt(
         self, request: Request, least_tokens: int, most_tokens: int | None, frozen_tokens: int = 0
     ) -> Iterator[Freeze]:
         """Of what has been processed of a prompt, most_tokens at most, the rest in turns to come. frozen_tokens: what
         has been frozen of it so; where that is not known any more there is no room for it, and no more is frozen."""
-        part = self._freeze(request, request.num_processed, least_tokens, most_tokens, frozen_tokens)
+        wanted = self._freeze(request, request.num_processed, least_tokens, most_tokens, frozen_tokens)
         self._in_pieces.pop(request.row_id, None)
-        if part:
-            self._going_on[request.row_id] = request
-            if part.stop < request.num_processed:
-                self._in_pieces[request.row_id] = request, part.stop
-            yield part
+        if wanted:
+            if wanted.stop < request.num_processed:
+                self._in_pieces[request.row_id] = request, wanted.stop
+            yield wanted
 
     def _freeze(
         self,
@@ -144,6 +146,7 @@ class Remembering:
         least_tokens: int,
         most_tokens: int | None = None,
         known_tokens: int = 0,
+        goes_on: bool = True,
     ) -> Freeze | None:
         """What is not known of the first `held` tokens of a row, if that is enough, and known_tokens are."""
         if not request.is_kept or held - request.num_recalled < least_tokens:
@@ -154,21 +157,24 @@ class Remembering:
         draft = self.store.draft(tokens, request.wish.namespace, passed)
         if draft is None:
             return None
-        if held - draft.start < least_tokens or draft.start < known_tokens:
+        stop = draft.stop if most_tokens is None else min(draft.stop, draft.start + most_tokens)
+        wanted = Freeze(request.row_id, draft.start, stop)
+        if held - draft.start < least_tokens or draft.start < known_tokens or wanted in self._freezing:
             draft.drop()
             return None
-        assert request.row_id not in self._drafts, f"row {request.row_id} is frozen twice in a turn"
-        self._drafts[request.row_id] = draft
-        stop = draft.stop if most_tokens is None else min(draft.stop, draft.start + most_tokens)
-        return Freeze(request.row_id, draft.start, stop)
+        self._freezing[wanted] = draft, request if goes_on else None
+        return wanted
 
     def book(self, result: StepResult) -> None:
-        """Keep what the turn has frozen."""
-        for row_id, part in result.frozen:
-            self.store.remember(self._drafts.pop(row_id), part)
-            if row_id in self._going_on:
-                self._hold(self._going_on[row_id])
-        self._drop_drafts()
+        """Keep what has been frozen."""
+        for wanted, part in result.frozen:
+            draft, going_on = self._freezing.pop(wanted)
+            if part is None:
+                draft.drop()
+                continue
+            self.store.remember(draft, part)
+            if going_on is not None:
+                self._hold(going_on)
 
     def _hold(self, request: Request) -> None:
         wish = request.wish
@@ -182,21 +188,16 @@ class Remembering:
 
     def drop(self) -> None:
         """The engine has failed: nothing of what was to be frozen is, and no row leaves any more."""
-        self._drop_drafts()
+        for draft, _ in self._freezing.values():
+            draft.drop()
+        self._freezing.clear()
         self._in_pieces.clear()
         for row_id in list(self._held):
             self._let_go(row_id)
 
-    def _drop_drafts(self) -> None:
-        """What was to be frozen and was not: the row has failed."""
-        for draft in self._drafts.values():
-            draft.drop()
-        self._drafts.clear()
-        self._going_on.clear()
-
     def check(self) -> None:
         assert not self._in_pieces, f"of rows {sorted(self._in_pieces)} more is to be frozen"
-        assert not self._drafts, f"rows {sorted(self._drafts)} were to be frozen, and nothing is said of them"
+        assert not self._freezing, f"{list(self._freezing)} were to be frozen, and nothing is said of them"
 
 
 def _piece_tokens(token_bytes: int) -> int:

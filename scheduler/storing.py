@@ -19,7 +19,7 @@ from store.store import open_store
 
 logger = logging.getLogger(__name__)
 
-# Of the device's memory, for what was processed before; the rows that run need more.
+# Of the memory that it is kept in, for what was processed before; the rows that run need more.
 MEMORY_SHARE = 10
 
 
@@ -27,7 +27,9 @@ def memory_bytes(options: Options, info: ModelInfo) -> int:
     """What may stay in memory of what was processed before."""
     if info.remembers == "nothing":
         return 0
-    return info.memory_bytes // MEMORY_SHARE if options.prompt_cache_bytes is None else options.prompt_cache_bytes
+    if options.prompt_cache_bytes is not None:
+        return options.prompt_cache_bytes
+    return (info.host_memory_bytes or info.memory_bytes) // MEMORY_SHARE
 
 
 def store_folder(name: str) -> Path:

@@ -52,7 +52,7 @@ def difference_of(model: Any, bits: int | None) -> float:
     row = make_row()
     prompt = tuple(1 + token % 90 for token in range(TOKENS + 1))
     mx.eval(model(mx.array([prompt[:TOKENS]]), cache=row))
-    part = memory.freeze(Freeze(1, 0, TOKENS), held_alone(row, TOKENS), TOKENS)
+    part = memory.freeze(Freeze(1, 0, TOKENS), held_alone(row, TOKENS), TOKENS).wait()
     specs = tuple(spec for spec in part.tensors if spec.at in (None, TOKENS))
     destinations = memory.admit(RowSpec(2, prompt, Sampling(), Recall(TOKENS, specs)))
     fill(destinations, part)

@@ -10,6 +10,7 @@
     held_in(slot, length)         what is held of the row in a slot
     resize(slots, capacity)       hold so many slots of so many tokens
     clear()                       give the memory back
+    may_be_held                   whether others may hold the arrays while steps go on
 
 and what mlx-lm's models call while a step runs: update_and_fetch, make_mask, offset, state, keys_and_values; for
 recurrent state [], lengths, advance. A new kind is a new file and a line in KINDS.
@@ -43,6 +44,8 @@ class Rows(Protocol):
     def positions(self, positions: Positions) -> None: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def may_be_held(self) -> bool: ...
     @property
     def state(self) -> list[Any]: ...
     @state.setter

@@ -32,6 +32,9 @@ class ColumnRows:
         self.parts: Arrays = []
         self.slots = self.capacity = 0
         self.positions = Positions.of([])
+        self._new: Arrays = []
+        self._unwritten: Arrays = []
+        self._leaves_writing = False
 
     # What a kind says of itself.
 
@@ -84,10 +87,16 @@ class ColumnRows:
     @state.setter
     def state(self, parts: Arrays) -> None:
         self.parts = list(parts)
+        self._new, self._unwritten = [], []
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether it costs nothing if others hold the arrays for a while: what MLX writes then, it copies."""
+        return self._leaves_writing
 
     def empty(self) -> bool:
         return not self.parts
@@ -100,6 +109,8 @@ class ColumnRows:
         """Write [rows, heads, tokens, dim] at each row's own columns; return the columns that the step reads."""
         new = self.encode(keys, values)
         self._allocate(new)
+        # Handles of their own: writing with an index changes the one that it is given.
+        self._new, self._unwritten = new, [part[...] for part in self.parts] if self._leaves_writing else []
         at = self.columns()
         for index, part in enumerate(new):
             if at.rows == self.slots:
@@ -108,6 +119,18 @@ class ColumnRows:
                 rows = part.squeeze(2) if at.array.ndim == 1 else part.swapaxes(1, 2)
                 self.parts[index][at.row_index, :, at.array] = rows
         return self.keys_and_values()
+
+    def leave_writing(self) -> tuple[Arrays, Arrays]:
+        """For who writes the new columns himself, into the very arrays: these, and the columns. From the next step on
+        update_and_fetch() leaves it to him; what it gives him must not be used then."""
+        if self._unwritten:
+            self.parts, self._unwritten = self._unwritten, []
+        self._leaves_writing = True
+        return self.parts, self._new
+
+    def keep_written(self) -> None:
+        """Nobody else writes. Only arrays that nothing else holds are written in place."""
+        self._leaves_writing, self._unwritten = False, []
 
     def keys_and_values(self) -> tuple[Any, Any]:
         at = self.columns()
@@ -157,7 +180,7 @@ class ColumnRows:
         """What is held of the row in a slot."""
         if length == 0 or not self.parts:
             return []
-        return [Held(tuple(part[slot : slot + 1] for part in self.parts), self._slot_runs(length), self.ring)]
+        return [Held(tuple(self.parts), self._slot_runs(length), self.ring, slot=slot)]
 
     def resize(self, slots: int, capacity: int) -> None:
         """Hold so many slots of so many tokens each."""
@@ -167,7 +190,7 @@ class ColumnRows:
         mx.eval(self.parts)
 
     def clear(self) -> None:
-        self.parts = []
+        self.state = []
 
     def _allocate(self, like: Sequence[mx.array]) -> None:
         """Heads, dims and types are known from the first arrays that are seen."""

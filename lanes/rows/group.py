@@ -51,6 +51,10 @@ class GroupRows:
     def nbytes(self) -> int:
         return sum(rows.nbytes for rows in self.rows)
 
+    @property
+    def may_be_held(self) -> bool:
+        return all(rows.may_be_held for rows in self.rows)
+
     def empty(self) -> bool:
         return bool(self.rows[0].empty())
 

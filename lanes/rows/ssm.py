@@ -26,6 +26,7 @@ class SSMRows(ArraysCache):  # type: ignore[misc]
     # What mlx-lm's models ask of a padded batch; here there is no padding.
     lengths = None
     left_padding = None
+    may_be_held = True
 
     def __init__(self, num_arrays: int) -> None:
         self.arrays: list[mx.array | None] = [None] * num_arrays

@@ -38,7 +38,6 @@ from lanes.tuning import backend
 from scheduler.options import Options
 from scheduler.service import Service
 from store import disk_work, writer
-from store.checkpoint import Part
 from store.store import Store
 from tests.bench.harness import Bench, Report, bench
 from tests.bench.models import default_model
@@ -65,7 +64,6 @@ class Size:
 FULL = Size(8, 2, 32, (112, 144), 96, 32)
 QUICK = Size(1, 2, 8, (12, 18), 28, 4)
 GPU = Size(4, 4, 64, (112, 144), 192, 64, memory_bytes=256 << 20)
-WARM_UP = Size(1, 1, 8, (12, 16), 0, 0)
 
 # Where the store's work is done.
 WAITING = "waiting for the step under way, which is due in any case, before freezing"
@@ -83,26 +81,29 @@ class Watch:
         self._time(BOOKING, time.perf_counter, store, "_find", "draft", "remember")
         self._time(WRITING, time.thread_time, writer, "_write_file")
         self._time(WRITING, time.thread_time, disk_work, "free_bytes", "make_temporary", "examine", "publish")
-        self._freeze, self._step = engine.memory.freeze, engine.step
+        self._time(FREEZING, time.perf_counter, engine.memory, "begin_freeze", "take_frozen")
+        self._begin_freeze, self._step, self._engine = engine.memory.begin_freeze, engine.step, engine
         replaced: list[Any] = [engine.memory, engine]
-        replaced[0].freeze, replaced[1].step = self._timed_freeze, self._timed_step
+        replaced[0].begin_freeze, replaced[1].step = self._begin_freeze_after_steps, self._timed_step
 
     def _time(self, what: str, clock: Callable[[], float], owner: Any, *names: str) -> None:
         """Of an object or a module, these functions."""
         for name in names:
             setattr(owner, name, partial(self._timed, what, clock, getattr(owner, name)))
 
-    def _timed(self, what: str, clock: Callable[[], float], work: Callable[..., Any], *args: Any) -> Any:
+    def _timed(
+        self, what: str, clock: Callable[[], float], work: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
         began_s = clock()
         try:
-            return work(*args)
+            return work(*args, **options)
         finally:
             self.seconds[what] += clock() - began_s
 
-    def _timed_freeze(self, *args: Any) -> Part:
-        self._timed(WAITING, time.perf_counter, mx.synchronize)
-        part: Part = self._timed(FREEZING, time.perf_counter, self._freeze, *args)
-        return part
+    def _begin_freeze_after_steps(self, *args: Any) -> None:
+        if not self._engine.decoder.caches.may_be_held:
+            self._timed(WAITING, time.perf_counter, mx.synchronize)
+        self._begin_freeze(*args)
 
     def _timed_step(self, step: Step) -> StepResult:
         began_s = time.perf_counter()
@@ -161,7 +162,7 @@ async def decode(run: Bench, case: str, size: Size, on: Service, off: Service, e
     assert on.store is not None
     watch = Watch(engine, on.store)
     for service in (on, off):
-        await Side(service, WARM_UP, watch, count(-1))(lambda part: None)
+        await Side(service, size, watch, count(-1))(lambda part: None)
     watch.seconds.clear()
     sides = [Side(service, size, watch, count()) for service in (on, off)]
     with_store, without = await interleave_async(size.rounds, "eight rows", *sides)

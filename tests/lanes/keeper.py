@@ -109,8 +109,11 @@ class Rows:
         return self.recording.logits[row]
 
     def freeze(self, row: int, start: int, stop: int) -> Part:
-        ((frozen, part),) = self.turn(freeze=(Freeze(row, start, stop),)).frozen
-        assert (frozen, part.start, part.stop) == (row, start, stop)
+        wanted = Freeze(row, start, stop)
+        ((frozen, part),) = self.turn(freeze=(wanted,)).frozen
+        assert frozen == wanted
+        assert part is not None
+        assert (part.start, part.stop) == (start, stop)
         for spec, buffer in zip(part.tensors, part.buffers, strict=True):
             assert buffer.nbytes == spec.nbytes
         return part

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.models import base, llama
 
+from lanes import attention
 from lanes.attention import Form, LaneAttention, by_hand, fused, install, measure
 from lanes.batch import SlotCaches
 from lanes.cuda_attention import Packing, attend_own_columns, columns_of_chunk, lanes_per_column
@@ -95,6 +98,39 @@ def test_only_the_steps_of_a_lane_take_the_form() -> None:
     assert mx.array_equal(model(prompt), before)
 
 
+@pytest.mark.usefixtures("restored")
+def test_whoever_attends_may_write_the_new_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the CUDA kernel does, behind MLX's back, into arrays that are never made anew."""
+    written: set[int] = set()
+    calls = count()
+
+    def attend_and_write(queries: mx.array, parts: Any, new: Any, columns: mx.array, positions: Any, *rest: Any) -> Any:
+        mx.eval(parts, new, columns)
+        is_first_step = next(calls) < len(model.layers)
+        for part, column in zip(parts, new, strict=True):
+            view = np.array(part, copy=False)
+            written.add(view.ctypes.data)
+            for row, at in enumerate(columns.tolist()):
+                assert is_first_step or not view[row, :, at].any(), "it is written twice"
+                view[row, :, at] = np.array(column)[row, :, 0]
+        keys, values = (part[: queries.shape[0], :, : rest[1]] for part in parts)
+        mask = mx.arange(rest[1]) <= positions[:, None, None, None]
+        return fused(queries, keys, values, rest[0], mask)
+
+    monkeypatch.setattr(attention, "attend_own_columns", attend_and_write)
+    monkeypatch.setattr(attention, "_fits_kernel", lambda *args: True)
+    model = tiny_llama()
+    specs = [RowSpec(i, prompt_of(n, i), Sampling()) for i, n in enumerate([5, 30, 1])]
+    expected = {spec.row_id: alone(model, spec.prompt, 8)[0] for spec in specs}
+    install(model, LaneAttention("own", "cuda"))
+    make_row = RowMaker(model)
+    caches = SlotCaches(make_row(), 4)
+    engine = MlxEngine(make_row, INFO, Decoder(caches, partial(eager, model, caches)))
+    assert Driver(engine).run([(0, spec, 8) for spec in specs]) == expected
+    sizes_of_the_lane = 3  # of one, two and four slots
+    assert len(written) == sizes_of_the_lane * 2 * len(model.layers)
+
+
 def test_the_measured_form_is_one_that_this_device_has() -> None:
     measured = measure(4, 2, 8, mx.float32)
     if measured.form == "own":
@@ -132,6 +168,16 @@ def test_few_rows_are_cut_into_more_chunks() -> None:
     assert columns_of_chunk(64 * 8, 1280) == 512
 
 
+def without_added(parts: list[mx.array], lengths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
+    """Copies in which the column that each row adds is 0, and those columns."""
+    rows, at = mx.arange(len(lengths)), mx.array(lengths)
+    emptied, new = [mx.array(part) for part in parts], [part[rows, :, at][:, :, None] for part in parts]
+    for part in emptied:
+        part[rows, :, at] = 0
+    mx.eval(emptied, new)
+    return emptied, new
+
+
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs an NVIDIA GPU and MLX's CUDA build")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 @pytest.mark.parametrize(
@@ -151,8 +197,12 @@ def test_the_cuda_kernel(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype) -
         dim**-0.5,
         columns.mask,
     )
-    own = attend_own_columns(queries, [keys, values], positions.array, dim**-0.5, columns.width).astype(mx.float32)
+    parts, new = without_added([keys, values], lengths)
+    at = positions.array
+    own = attend_own_columns(queries, parts, new, at, at, dim**-0.5, columns.width).astype(mx.float32)
     assert mx.allclose(own, exact, atol={mx.bfloat16: 2e-2, mx.float16: 3e-3, mx.float32: 1e-5}[dtype])
+    assert mx.array_equal(parts[0], keys)
+    assert mx.array_equal(parts[1], values)
 
 
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs an NVIDIA GPU and MLX's CUDA build")
@@ -162,10 +212,14 @@ def test_the_cuda_kernel_on_packed_columns(heads: int, kv_heads: int, dim: int, 
     queries = random((4, heads, 1, dim), 1, mx.bfloat16)
     plain = [random((6, kv_heads, 1024, dim), seed, mx.bfloat16) for seed in (2, 3)]
     parts = [part for array in plain for part in mx.quantize(array, packing.group_size, packing.bits)]
-    positions = Positions.of([0, 5, 300, 1000])
+    lengths = [0, 5, 300, 1000]
+    positions = Positions.of(lengths)
     columns = positions.linear()
     unpacked = [mx.dequantize(*parts[at : at + 3], packing.group_size, packing.bits) for at in (0, 3)]
     keys, values = (array[:4, :, : columns.width].astype(mx.float32) for array in unpacked)
     exact = fused(queries.astype(mx.float32), keys, values, dim**-0.5, columns.mask)
-    own = attend_own_columns(queries, parts, positions.array, dim**-0.5, columns.width, packing)
+    emptied, new = without_added(parts, lengths)
+    at = positions.array
+    own = attend_own_columns(queries, emptied, new, at, at, dim**-0.5, columns.width, packing)
     assert mx.allclose(own.astype(mx.float32), exact, atol=2e-2)
+    assert all(mx.array_equal(written, part) for written, part in zip(emptied, parts, strict=True))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.blank import blank
-from lanes.cuda_carrier import BLOCK_BYTES, NUM_BLOCKS, _rectangles, _spans, address_of, device_carrier
+from lanes.cuda_carrier import BLOCK_BYTES, NUM_BLOCKS, _rectangles, _spans, device_carrier
+from lanes.cuda_driver import address_of
 from lanes.tuning import backend
 
 on_cuda = pytest.mark.skipif(backend() != "cuda", reason="this machine has no NVIDIA GPU")

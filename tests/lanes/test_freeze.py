@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from mlx_lm.models import llama
 
+from lanes import cuda_fetch
+from lanes.batch import SlotCaches
+from lanes.cuda_fetch import CudaFetch, PageLockedMemory
 from lanes.lane import Chunk, Freeze, RowSpec, Sampling, Step
+from lanes.remember import RowMemory
 from lanes.solo import RowMaker
 from store.checkpoint import Part
+from tests.lanes import emulated_fetch
 from tests.lanes.families import make_model
 from tests.lanes.families.facts import WINDOW
 from tests.lanes.keeper import Rows
@@ -46,7 +51,7 @@ def test_the_lanes_arrays_are_not_held_and_written_in_place_afterwards() -> None
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     caches = rows.engine.decoder.caches
-    part = rows.engine.memory.freeze(Freeze(0, 0, 1002), caches.held(0), 1002)
+    part = rows.engine.memory.freeze(Freeze(0, 0, 1002), caches.held(0), 1002).wait()
     assert part.nbytes == lane_bytes // 1024 * 1002
     assert mx.get_active_memory() - before > part.nbytes - array_bytes // 2
     for _ in range(3):
@@ -91,7 +96,7 @@ def test_a_row_that_cannot_be_frozen_serves_on(kind: str, caplog: pytest.LogCapt
         processed(each, 0, WINDOW + 1)
         processed(each, 1, WINDOW + 3)
     wanted = (Freeze(0, 0, WINDOW + 2), Freeze(1, 0, WINDOW + 3), Freeze(7, 0, 3))
-    assert [row for row, _ in rows.turn(freeze=wanted).frozen] == [1]
+    assert [each.row_id for each, part in rows.turn(freeze=wanted).frozen if part] == [1]
     assert "failed" in caplog.text
     assert_equal(rows.decode(0, 4), others.decode(0, 4))
 
@@ -161,9 +166,11 @@ def test_a_row_that_takes_over_a_prompt_has_its_boundaries() -> None:
     rows.turn(admit=(RowSpec(1, prompt, Sampling()),))
     rows.turn(fork=((0, 1),), merge=(0, 1))
     rows.turn()
-    parts = dict(rows.turn(freeze=(Freeze(0, 0, 10), Freeze(1, 0, 10))).frozen)
-    assert parts[0].boundaries == parts[1].boundaries == (5, 10)
-    assert content(parts[0]) == content(parts[1])
+    first, second = (part for _, part in rows.turn(freeze=(Freeze(0, 0, 10), Freeze(1, 0, 10))).frozen)
+    assert first is not None
+    assert second is not None
+    assert first.boundaries == second.boundaries == (5, 10)
+    assert content(first) == content(second)
     rows.turn(leave=(0,))
     assert rows.freeze(1, 5, 12).boundaries == (12,)
 
@@ -189,3 +196,35 @@ def test_a_prompt_that_fails_leaves_nothing_behind() -> None:
     assert [row for row, _ in result.failures] == [0]
     assert rows.engine.gauges().cache_bytes == 0
     rows.engine.check()
+
+
+@every_kind
+def test_what_is_on_its_way_is_told_in_the_next_turn(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where others may hold the lane's arrays; with the bytes that it has where MLX copies them."""
+    monkeypatch.setattr(cuda_fetch, "copy", emulated_fetch.copy)
+    monkeypatch.setattr(SlotCaches, "may_be_held", True)
+    parts: list[Part | None] = []
+    for fetch in (None, CudaFetch(PageLockedMemory(emulated_fetch.Memory(), is_ahead=False))):
+        rows = rows_of(kind)
+        rows.engine.memory = RowMemory(rows.engine.make_row, rows.engine.info.remembers, fetch=fetch)
+        processed(rows, 0, 2 * WINDOW, (WINDOW + 1,))
+        early = Freeze(0, 0, 2 * WINDOW)
+        ((wanted, part),) = rows.turn(freeze=(early,), merge=(0,)).frozen
+        assert wanted == early
+        parts.append(part)
+        late = Freeze(0, 0, 2 * WINDOW + 1)
+        first, then = (rows.turn(freeze=(late,)), rows.turn())
+        is_late = fetch is not None and rows.engine.decoder.caches.lane == "batch"
+        assert not (first.frozen if is_late else then.frozen)
+        ((wanted, part),) = (then if is_late else first).frozen
+        assert wanted == late
+        parts.append(part)
+        last = Freeze(0, 0, 2 * WINDOW + 3)
+        ((wanted, part),) = [*rows.turn(freeze=(last,), leave=(0,)).frozen, *rows.turn().frozen]
+        assert wanted == last
+        parts.append(part)
+    for plain, other in zip(parts[:3], parts[3:], strict=True):
+        assert plain is not None
+        assert other is not None
+        assert plain.tensors == other.tensors
+        assert content(plain) == content(other)

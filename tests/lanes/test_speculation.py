@@ -160,8 +160,9 @@ def test_what_is_frozen_of_a_row_is_what_it_has_without() -> None:
     for most_tokens in (0, 6):
         engine = engine_of(MAKERS[None], most_tokens)
         turns_of(engine, spec, 60)
-        (result,) = engine.step(Step(freeze=(Freeze(1, 0, 80),), leave=(1,))).frozen
-        parts.append(result[1])
+        ((_, part),) = engine.step(Step(freeze=(Freeze(1, 0, 80),), leave=(1,))).frozen
+        assert part is not None
+        parts.append(part)
     for plain, drafted in zip(*(part.buffers for part in parts), strict=True):
         assert np.allclose(*(np.frombuffer(buffer, np.float32) for buffer in (plain, drafted)), atol=1e-5)
 

@@ -63,7 +63,8 @@ def tokens_spec(start: int, stop: int) -> TensorSpec:
 @dataclass
 class FakeEngine:
     """fail_step, fail_prompt, fail_engine: what the next turn is to suffer; each happens once. tokens_a_step: how many
-    a row may get of one step; where more than one, two steps in three are such ones, and are read at once."""
+    a row may get of one step; where more than one, two steps in three are such ones, and are read at once.
+    freezes_late: what merged rows have is told a turn later, where there is one."""
 
     info: ModelInfo = INFO
     fail_step: bool = False
@@ -71,6 +72,7 @@ class FakeEngine:
     fail_engine: bool = False
     early_reads: bool = False
     tokens_a_step: int = 1
+    freezes_late: bool = False
     num_turns: int = 0
     most_rows: int = 0
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class FakeEngine:
     _unread: tuple[tuple[int, int], ...] | None = None
     _held_back: Step | None = None
     _queued_tokens: int = 0
+    _frozen: list[tuple[Freeze, Part | None]] = field(default_factory=list)
     saved_bytes: int = 0
 
     @property
@@ -100,7 +103,11 @@ class FakeEngine:
             raise EngineFailed("the device is gone")
         held_back, self._held_back = self._held_back, None
         failures = self._process(held_back) if held_back else []
-        frozen = tuple((each.row_id, self._freeze(each)) for each in step.freeze if each.row_id not in self._failed)
+        frozen, self._frozen = self._frozen, []
+        for each in step.freeze:
+            is_late = self.freezes_late and each.row_id in self._merged
+            part = None if each.row_id in self._failed else self._freeze(each)
+            (self._frozen if is_late else frozen).append((each, part))
         self._leave(step.leave)
         self._set_aside(step.set_aside)
         destinations = tuple(self._admit(step.admit))
@@ -139,6 +146,8 @@ class FakeEngine:
         if previous is not None or (step.chunk and self._unread is None):
             chunk_tokens = behind if previous is not None else self._queued_tokens
             self._queued_tokens -= chunk_tokens
+        if self._unread is None:
+            frozen, self._frozen = [*frozen, *self._frozen], []
         return StepResult(
             tokens=previous or (),
             logprobs=tuple(self._logprobs(previous or ())),
@@ -148,7 +157,7 @@ class FakeEngine:
             chunk_tokens=chunk_tokens,
             rows=len(self._merged),
             in_flight=self._unread is not None,
-            frozen=frozen,
+            frozen=tuple(frozen),
             destinations=destinations,
             saved_bytes=self.saved_bytes,
         )

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from lanes.geometry import RowGeometry
 from scheduler.budget import Budget
 from scheduler.errors import Refused
+from scheduler.options import Options
+from scheduler.storing import memory_bytes
 from tests.scheduler.echo_daemon import echo_daemon, in_trio
 from tests.scheduler.fake_engine import INFO
 
@@ -50,3 +52,15 @@ async def test_who_asks_for_more_is_told_how_many_tokens_would_fit(prompt_tokens
         with pytest.raises(Refused, match=f"alone: {most} tokens"):
             await daemon.submit(prompt="x", max_tokens=most)
         scheduler.fail_all("internal", "the test is over", 0.0)
+
+
+def test_what_is_remembered_takes_of_the_memory_that_it_is_in() -> None:
+    device = replace(INFO, memory_bytes=1000 << 20, weight_bytes=100 << 20)
+    host = replace(device, host_memory_bytes=50 << 20)
+    options = Options(model="m")
+    assert memory_bytes(options, device) == 100 << 20
+    assert memory_bytes(options, host) == 5 << 20
+    asked = replace(options, prompt_cache_bytes=7)
+    assert memory_bytes(asked, device) == memory_bytes(asked, host) == 7
+    limits = [Budget.for_model(info, None, 100 << 20).limit_bytes for info in (device, host)]
+    assert limits == [600 << 20, 700 << 20]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lanes.lane import RowSpec, Sampling
+from lanes.lane import Freeze, RowSpec, Sampling
 from scheduler.connection import Connection, Limits
 from scheduler.daemon import Daemon
 from scheduler.notify import Notifier
@@ -45,7 +45,7 @@ def leave_what_was_to_be_frozen(daemon: Daemon) -> None:
     assert remembering is not None
     draft = remembering.store.draft([1, 2, 3], "")
     assert draft is not None
-    remembering._drafts[7] = draft
+    remembering._freezing[Freeze(7, 0, 3)] = draft, None
 
 
 def leave_a_place(daemon: Daemon) -> None:
@@ -60,7 +60,7 @@ def leave_a_place(daemon: Daemon) -> None:
         (leave_a_connections_request, r"\['x'\] are under way"),
         (leave_a_row, r"rows \{7\} are"),
         (leave_what_is_held, "1 of what was found or drafted is still held"),
-        (leave_what_was_to_be_frozen, r"rows \[7\] were to be frozen"),
+        (leave_what_was_to_be_frozen, r"row_id=7.* were to be frozen"),
         (leave_a_place, r"rows \{7\} have ended but have a place"),
     ],
 )

@@ -119,16 +119,22 @@ actions = st.lists(
     st.sampled_from([("anywhere", 1), ("anywhere", 4), ("boundaries", 1)]),
     st.sampled_from([0, 200, 1 << 20]),
     st.sampled_from([None, 1, 5]),
+    st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_whatever_happens_all_are_answered_from_what_is_theirs_and_nothing_is_held(
-    script: list[tuple[Any, ...]], kind: tuple[str, int], memory_bytes: int, piece_tokens: int | None
+    script: list[tuple[Any, ...]],
+    kind: tuple[str, int],
+    memory_bytes: int,
+    piece_tokens: int | None,
+    freezes_late: bool,
 ) -> None:
     """The engine checks whose tokens it is given."""
 
     async def main() -> None:
         async with bench_of(kind[0], memory_bytes) as bench:
             bench.engine.tokens_a_step = kind[1]
+            bench.engine.freezes_late = freezes_late
             bench.is_slow = True
             assert bench.scheduler.remembering is not None
             bench.scheduler.remembering.piece_tokens = piece_tokens if kind[0] == "anywhere" else None

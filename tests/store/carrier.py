@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from lanes.cuda_carrier import address_of
+from lanes.cuda_driver import address_of
 from store.checkpoint import CarrierFailed
 
 

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from lanes import cuda_fetch
+from lanes.cuda_driver import address_of
+from lanes.cuda_fetch import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    BLOCKS_TOGETHER,
+    FEW_BLOCKS,
+    NUM_SOURCES,
+    CudaFetch,
+    PageLockedMemory,
+    device_fetch,
+)
+from lanes.freeze import Fetched, Source, dtype_name
+from lanes.rows.held import Piece, joined_copy
+from lanes.tuning import backend
+from store.checkpoint import CarrierFailed, TensorSpec
+from tests.lanes import emulated_fetch
+from tests.lanes.emulated_fetch import Memory
+
+
+@pytest.fixture(params=["device", "emulated"])
+def fetch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CudaFetch:
+    if request.param == "device":
+        if backend() != "cuda":
+            pytest.skip("this machine has no NVIDIA GPU")
+        found = device_fetch()
+        assert found is not None
+        return found
+    monkeypatch.setattr(cuda_fetch, "copy", emulated_fetch.copy)
+    return CudaFetch(PageLockedMemory(Memory()))
+
+
+def content(pieces: Sequence[Piece]) -> bytes:
+    copied: Any = joined_copy([piece.view() for piece in pieces], axis=2).flatten().view(mx.uint8)
+    mx.eval(copied)
+    return bytes(memoryview(copied))
+
+
+def random(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    return mx.random.randint(0, 1 << 30, shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def source(*pieces: Piece) -> Source:
+    array = pieces[0].array
+    shape = (array.shape[1], sum(piece.num_columns for piece in pieces), array.shape[3])
+    return TensorSpec("0.0", dtype_name(array.dtype), shape), pieces
+
+
+def rows(number: int, columns: int, dtype: mx.Dtype, seed: int, dim: int = 32) -> list[Source]:
+    """Columns of a slot in the middle of arrays, as a lane has them."""
+    return [source(Piece(random((3, 4, 64, dim), dtype, seed + i), 1, 5, columns)) for i in range(number)]
+
+
+def fetched(fetch: CudaFetch, sources: list[Source]) -> list[bytes]:
+    found = fetch(sources)
+    assert found is not None
+    mx.eval(found.copying)
+    for view in found.buffers:
+        assert address_of(view) % ALIGNMENT == 0
+    return [bytes(view) for view in found.buffers]
+
+
+def contents(sources: list[Source]) -> list[bytes]:
+    return [content(pieces) for _, pieces in sources]
+
+
+@pytest.mark.skipif(backend() == "cuda", reason="this machine has an NVIDIA GPU")
+def test_where_memory_is_the_hosts_it_is_read_where_it_is() -> None:
+    assert device_fetch() is None
+
+
+@pytest.mark.parametrize("number", [1, NUM_SOURCES, 2 * NUM_SOURCES + 3])
+def test_bytes_in_order(fetch: CudaFetch, number: int) -> None:
+    sources = [*rows(number, 7, mx.bfloat16, 1), *rows(number, 9, mx.bfloat16, 50), *rows(2, 40, mx.uint32, 90)]
+    assert fetched(fetch, sources) == contents(sources)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 6, 24, 64])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32, mx.uint8])
+def test_rows_of_every_size(fetch: CudaFetch, dim: int, dtype: mx.Dtype) -> None:
+    sources = rows(3, 11, dtype, 7, dim)
+    assert fetched(fetch, sources) == contents(sources)
+
+
+def test_columns_of_several_arrays_one_behind_the_other(fetch: CudaFetch) -> None:
+    """As of a ring that has wrapped, of which some was saved before; one has its heads behind its columns."""
+    ring, saved = random((2, 3, 40, 16), mx.float32, 1), random((1, 3, 8, 16), mx.float32, 2)
+    turned = random((1, 12, 3, 16), mx.float32, 3).swapaxes(1, 2)
+    sources = [source(Piece(saved, 0, 2, 5), Piece(ring, 1, 33, 7), Piece(turned, 0, 1, 10), Piece(ring, 1, 4, 20))]
+    assert fetched(fetch, sources) == contents(sources)
+
+
+def test_one_whose_elements_do_not_lie_side_by_side(fetch: CudaFetch) -> None:
+    sources = [source(Piece(random((1, 3, 16, 12), mx.bfloat16, 1).swapaxes(2, 3), 0, 3, 8))]
+    assert fetched(fetch, sources) == contents(sources)
+
+
+def test_what_is_larger_than_a_block(fetch: CudaFetch) -> None:
+    columns = 3 * BLOCK_BYTES // 512
+    large = source(Piece(random((1, 2, columns, 64), mx.float32, 1), 0, 0, columns))
+    sources = [*rows(1, 7, mx.float32, 2), large, *rows(1, 7, mx.float32, 3)]
+    assert fetched(fetch, sources) == contents(sources)
+
+
+def test_nothing_is_fetched_of_what_is_empty(fetch: CudaFetch) -> None:
+    assert fetch([*rows(1, 7, mx.bfloat16, 1), source(Piece(mx.zeros((1, 1, 0, 8)), 0, 0, 0))]) is None
+
+
+def test_memory_is_used_again_when_nobody_looks_at_it(fetch: CudaFetch) -> None:
+    memory = Memory()
+    if backend() != "cuda":
+        fetch = CudaFetch(PageLockedMemory(memory, is_ahead=False))
+    sources = rows(8, 32, mx.float32, 3, dim=512)
+    expected = contents(sources)
+    kept: list[Fetched] = []
+    chance = Random(2)
+    for _ in range(12):
+        found = fetch(sources)
+        assert found is not None
+        mx.eval(found.copying)
+        kept.append(found)
+        while len(kept) > 3:
+            kept.pop(chance.randrange(3))
+        for each in kept:
+            assert [bytes(view) for view in each.buffers] == expected
+    del each, found
+    gc.collect()
+    needed = sum(map(len, expected)) * 4 / BLOCK_BYTES
+    assert backend() == "cuda" or len(memory.made) <= needed + 4
+
+
+def test_what_is_looked_at_stays_as_it_is() -> None:
+    memory = Memory()
+    pool = PageLockedMemory(memory, is_ahead=False)
+    ((first, _),) = pool.rooms([BLOCK_BYTES])
+    np.frombuffer(first, np.uint8)[:] = 7
+    part = first[10:20]
+    del first
+    ((other, address),) = pool.rooms([BLOCK_BYTES])
+    assert address == address_of(other)
+    other[:] = bytes(BLOCK_BYTES)
+    assert bytes(part) == bytes([7]) * 10
+    del part, other
+    pool.rooms([BLOCK_BYTES, BLOCK_BYTES])
+    assert len(memory.made) == 2
+
+
+def test_memory_is_made_ahead() -> None:
+    memory = Memory()
+    pool = PageLockedMemory(memory)
+
+    def made(number: int) -> bool:
+        deadline_s = time.monotonic() + 30
+        while len(memory.made) < number and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        return len(memory.made) == number
+
+    assert made(1)
+    kept = pool.rooms([BLOCK_BYTES] * (BLOCKS_TOGETHER - FEW_BLOCKS))
+    assert made(2)
+    assert len({address for _, address in kept}) == len(kept)
+    del kept
+    pool.rooms([BLOCK_BYTES])
+    assert made(2)
+
+
+def test_without_such_memory_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def none(nbytes: int) -> int:
+        raise CarrierFailed(f"no {nbytes} bytes")
+
+    fetch = CudaFetch(PageLockedMemory(none, is_ahead=False))
+    for _ in range(2):
+        assert fetch(rows(1, 7, mx.bfloat16, 1)) is None
+    assert len(caplog.records) == 1
