@@ -28,6 +28,7 @@ OPTIONS = (
     "kv-bits",
     "kv-group-size",
     "kv-cache-memory-bytes",
+    "prompt-cache-bytes",
     "compile",
     "blas",
     "threads",
@@ -62,10 +63,13 @@ def main(argv: Sequence[str]) -> int:
     flags.log_level = "warning"
     chosen = configuration.load(flags)
     from scheduler.daemon import inspect
+    from scheduler.storing import memory_bytes
 
     info, found = inspect(chosen)
-    budget = Budget.for_model(info, chosen.kv_cache_memory_bytes)
-    report = {**found, "memory": _memory(info, budget), "rows": rows(info, budget, flags.length)}
+    remembered_bytes = memory_bytes(chosen, info)
+    budget = Budget.for_model(info, chosen.kv_cache_memory_bytes, remembered_bytes)
+    memory = _memory(info, budget, remembered_bytes)
+    report = {**found, "memory": memory, "rows": rows(info, budget, flags.length)}
     if flags.json:
         print(json.dumps(report))
     else:
@@ -84,10 +88,11 @@ def _tokens(text: str) -> int:
 _tokens.__name__ = "number of tokens"
 
 
-def _memory(info: ModelInfo, budget: Budget) -> dict[str, int]:
+def _memory(info: ModelInfo, budget: Budget, remembered_bytes: int) -> dict[str, int]:
     return {
         "device_bytes": info.memory_bytes,
         "weight_bytes": info.weight_bytes,
+        "remembered_bytes": remembered_bytes,
         "cache_limit_bytes": budget.limit_bytes,
     }
 
@@ -196,6 +201,7 @@ def _row(row: Mapping[str, Any] | None) -> Iterator[Line]:
 def _sizes(memory: Mapping[str, Any]) -> Iterator[Line]:
     yield "device", size_of(memory["device_bytes"])
     yield "weights", size_of(memory["weight_bytes"])
+    yield "what is remembered", size_of(memory["remembered_bytes"])
     yield "for rows", size_of(memory["cache_limit_bytes"])
 
 

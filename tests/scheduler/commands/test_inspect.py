@@ -49,6 +49,7 @@ def test_the_demonstrations_model_as_json(bits: tuple[str, ...]) -> None:
     per_token = 30 * 2 * 3 * (64 * 4 if not bits else 64 + 8)
     assert report["row"] == {"bytes_per_token": per_token, "fixed_bytes": 0, "state_bytes": 0}
     assert report["memory"]["cache_limit_bytes"] == 2 * GIB
+    assert report["memory"]["remembered_bytes"] == report["memory"]["device_bytes"] // 10
     assert report["memory"]["device_bytes"] > report["memory"]["weight_bytes"]
     assert [(each["tokens"], each["row_bytes"]) for each in report["rows"]] == [
         (100, 100 * per_token),
@@ -151,7 +152,7 @@ def shown(**changed: Any) -> str:
             {"first": 4, "last": 9, "kind": "ssm+kv", "state_bytes": 2048, "column_bytes": 512, "rings": [RING]},
         ],
         "row": None,
-        "memory": {"device_bytes": 8 * GIB, "weight_bytes": GIB, "cache_limit_bytes": 5 * GIB},
+        "memory": {"device_bytes": 8 * GIB, "weight_bytes": GIB, "cache_limit_bytes": 5 * GIB, "remembered_bytes": GIB},
         "rows": [{"tokens": 4096, "row_bytes": None, "rows": None}],
         **changed,
     }
