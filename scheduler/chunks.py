@@ -2,9 +2,9 @@
 
 Each request under way is to have the same share of the device's time, decoding or being processed. So with n rows
 decoding, a prompt earns a second for every n that steps take, and spends what its chunks take, at first by an
-estimate. It may begin a chunk as long as it owes nothing: a short prompt is processed at once, and a long one takes no
-more from the rows than one more row would. Where nothing decodes nothing is owed. What is earned while others are
-processed is kept, up to a chunk.
+estimate; of one that takes oddly long, twice that. It may begin a chunk as long as it owes nothing: a short prompt is
+processed at once, and a long one takes no more from the rows than one more row would. Where nothing decodes nothing is
+owed. What is earned while others are processed is kept, up to a chunk.
 
 What a prompt owes when it is done is forgiven as fast as steps go by: prompts that have not waited for their share may
 take as much as the steps do, beside that share and the LENT_S that come first. Where less were forgiven, rows would
@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from lanes.lane import Chunk, StepResult
-from scheduler.rates import ChunkSize
+from scheduler.rates import ODD, ChunkSize
 from scheduler.request import Request
 
 # What a step takes is measured where no chunk is beside it: one of so many is left alone, whatever is owed.
@@ -63,6 +63,8 @@ class ChunkPlan:
             return  # nobody waited for it, or one of them came to nothing
         for spent in told:
             took_s = self.chunk_size.chunk_s(result) * spent.tokens / result.chunk_tokens / len(spent.prompts)
+            # A kernel that was compiled for seconds is no prompt's fault, and comes once.
+            took_s = min(took_s, max(ODD * spent.paid_s, self.chunk_size.stall_s))
             for prompt in spent.prompts:
                 prompt.credit_s += spent.paid_s - took_s
                 if spent.is_last:

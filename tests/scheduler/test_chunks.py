@@ -147,6 +147,22 @@ def test_one_odd_step_changes_no_share() -> None:
     assert step_s / (step_s + chunk_s) == pytest.approx(4 / 5, rel=0.1)
 
 
+def test_one_odd_chunk_is_not_paid_for() -> None:
+    """A kernel is compiled at its first use: the rows have waited for that, but need not be paid for it four times."""
+
+    class Compiling(Device):
+        def extra_s(self, length: int, stop: int) -> float:
+            return 9.0 if stop - length <= 5000 < stop else 0.0
+
+    waited_s = {}
+    for device in (Device(4), Compiling(4)):
+        prompt = device.submit(20_000)
+        while prompt.num_prompt_left:
+            device.turn()
+        waited_s[type(device)] = device.step_s + device.chunk_s
+    assert 9.0 < waited_s[Compiling] - waited_s[Device] < 10.0
+
+
 def test_an_odd_first_step_is_forgotten_beside_chunks() -> None:
     device = Device(4)
     device.plan.chunk_size = ChunkSize(2048, 0.05)
