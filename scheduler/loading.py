@@ -71,6 +71,10 @@ def build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer, 
         engine = build_engine(loaded, lane_settings(options), blas)
     except CannotQuantize as error:
         raise UsageError(f"--kv-bits {options.kv_bits}: {error}") from error
+    if engine.info.backend == "cuda":
+        from lanes.warm_up import warm_up
+
+        warm_up(engine, progress)
     if options.store is None and options.store_socket is None:
         return engine, loaded.tokenizer, ""
     from lanes.fingerprint import fingerprint

@@ -7,7 +7,17 @@ import logging
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from scheduler.notify import Notifier
 
@@ -16,6 +26,13 @@ logger = logging.getLogger(__name__)
 
 class LoadingStopped(Exception):
     """Loading was told to stop."""
+
+
+class BytesColumn(DownloadColumn):
+    """Nothing where no bytes are counted."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
 
 
 class LoadProgress:
@@ -28,7 +45,7 @@ class LoadProgress:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            BytesColumn(binary_units=True),
             TimeElapsedColumn(),
             console=console,
             transient=True,
