@@ -68,7 +68,7 @@ class LoadProgress:
             if self._bar:
                 if self._task is not None:
                     self._bar.remove_task(self._task)
-                self._task = self._bar.add_task(phase)
+                self._task = self._bar.add_task(phase, total=total_bytes or None)
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=done_bytes, total=total_bytes or None)
 
