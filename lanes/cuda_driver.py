@@ -39,8 +39,11 @@ class CudaDriver:
 
     def page_locked(self, nbytes: int) -> int:
         """The address of so much new memory of the host, which the device reads and writes at the same address. It is
-        never given back."""
-        memory = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        never given back. Raises CarrierFailed."""
+        try:
+            memory = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise CarrierFailed(f"no memory of {nbytes:,} bytes: {error}") from error
         with suppress(OSError):  # the system has small pages only
             memory.madvise(mmap.MADV_HUGEPAGE)
         address = -(-address_of(memoryview(memory)) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

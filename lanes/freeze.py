@@ -90,7 +90,7 @@ def freeze(
             for index, array in enumerate(held.arrays if held.runs is None else ()):
                 if array is not None:
                     assert array.shape[0] == 1, f"{array.shape} is not of one row"
-                    found = [Piece(array.reshape(1, 1, 1, -1), 0, 0, 1)]
+                    found = [Piece(array.reshape(1, 1, 1, array.size), 0, 0, 1)]
                     sources.append((_spec(held, index, array, array.shape[1:], at=at), found))
     fetched = (fetch(sources) if fetch else None) or _copied(sources)
     part = Part(start, stop, boundaries, tuple([spec for spec, _ in sources]), fetched.buffers)
