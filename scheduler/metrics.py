@@ -191,7 +191,7 @@ class Metrics:
         self.recent.step(result)
 
     def store_asked(self, *, hit: bool) -> None:
-        """A prompt was looked up in the store; hit: some of it will be restored."""
+        """A prompt was looked up in the store; hit: some of it is known, whether that is read or sooner computed."""
         self._queries["hit" if hit else "miss"].inc()
 
     def store_saved(self, seconds: float) -> None:
