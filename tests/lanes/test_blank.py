@@ -1,6 +1,7 @@
 """Memory that nobody has touched is an array like any other."""
 
 import ctypes
+import gc
 import sys
 from mmap import PAGESIZE
 from typing import Any
@@ -28,7 +29,8 @@ def test_it_is_of_the_size_and_takes_what_is_written(nbytes: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of the process")
 def test_the_pages_of_a_large_one_are_not_there_before_they_are_written() -> None:
-    mx.clear_cache()  # what another test has freed is there
+    gc.collect()
+    mx.clear_cache()  # what other tests have freed, or left to be found as garbage, is there
     array: Any = blank(256 * MIB)
     view = memoryview(array)
     assert resident_bytes(view) < 16 * MIB
