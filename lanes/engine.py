@@ -32,7 +32,7 @@ from lanes.lane import (
     StepResult,
 )
 from lanes.prefill import Prefill, dispatch_together
-from lanes.remember import RowMemory, Source
+from lanes.remember import Holding, RowMemory
 from lanes.rows import held_alone
 from lanes.solo import RowMaker
 from lanes.speculation import Speculation
@@ -103,7 +103,7 @@ class MlxEngine:
             self._begin_chunk(*self._held_back)
             self._held_back = None
         for wanted in step.freeze:
-            self.memory.begin_freeze(wanted, self._source)
+            self.memory.begin_freeze(wanted, self._holding)
         for row_id in step.leave:
             self._drop(row_id)
         for row_id in step.set_aside:
@@ -175,17 +175,17 @@ class MlxEngine:
             accepted_tokens=num_accepted,
         )
 
-    def _source(self, row_id: int) -> Source | None:
+    def _holding(self, row_id: int) -> Holding | None:
         """What a row holds; None where it is gone: its chunk that was held back may have failed in this very turn."""
         caches = self.decoder.caches
         if row_id in self._prompts:
             prompt = self._prompts[row_id]
-            return Source(held_alone(prompt.caches, prompt.processed), prompt.processed)
+            return Holding(held_alone(prompt.caches, prompt.processed), prompt.processed)
         if row_id in self._aside:
             aside = self._aside[row_id]
-            return Source(held_alone(aside.row, aside.length), aside.length)
+            return Holding(held_alone(aside.row, aside.length), aside.length)
         if row_id in caches.table:
-            return Source(caches.held(row_id), caches.table.length_of(row_id), caches.may_be_held)
+            return Holding(caches.held(row_id), caches.table.length_of(row_id), caches.may_be_held)
         return None
 
     def _drop(self, row_id: int) -> None:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Holding:
     """What a row of `length` tokens holds. may_be_held: whether the arrays may be read while steps go on."""
 
     row: Sequence[Held]
@@ -74,13 +74,13 @@ class RowMemory:
         self._count()
         return begun
 
-    def begin_freeze(self, wanted: Freeze, find: Callable[[int], Source | None]) -> None:
+    def begin_freeze(self, wanted: Freeze, find: Callable[[int], Holding | None]) -> None:
         """take_frozen() tells what comes of it. find: by row id; None where the row is gone."""
         frozen = None
         try:
-            if (source := find(wanted.row_id)) is not None:
-                frozen = self.freeze(wanted, source.row, source.length)
-                if not source.may_be_held:
+            if (holding := find(wanted.row_id)) is not None:
+                frozen = self.freeze(wanted, holding.row, holding.length)
+                if not holding.may_be_held:
                     frozen = Frozen(frozen.wait())
         except Exception:
             logger.warning("%s failed", wanted, exc_info=True)

@@ -73,10 +73,8 @@ def _play(engine: Engine, specs: list[RowSpec], report: Callable[[], None]) -> b
         turn(Step(merge=rows))
         for _ in range(STEPS - 1):
             turn(Step())
-    held = {spec.row_id: len(spec.prompt) - 1 + STEPS for spec in specs}
-    freeze = tuple(Freeze(row_id, 0, held[row_id]) for row_id in rows)
-    if failed or engine.info.remembers == "nothing":
-        freeze = ()
+    is_frozen = not failed and engine.info.remembers != "nothing"
+    freeze = tuple(Freeze(spec.row_id, 0, len(spec.prompt) - 1 + STEPS) for spec in specs if is_frozen)
     result = turn(Step(freeze=freeze, leave=tuple(row_id for row_id in rows if row_id not in failed)))
     while result.in_flight:
         result = turn(Step())

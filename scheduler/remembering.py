@@ -103,9 +103,9 @@ class Remembering:
     def freeze_prompts(self, requests: Iterable[Request]) -> Iterator[Freeze]:
         """Called for all prompts under way, before those are merged that are processed, and after freeze(). A short one
         waits for the end of its answer, if it can be cut out then and nobody waits for it."""
-        under_way = {wanted.row_id for wanted in self._freezing}
+        being_frozen = {wanted.row_id for wanted in self._freezing}
         for request, frozen_tokens in list(self._in_pieces.values()):
-            if request.state is State.DECODING and request.row_id not in under_way:
+            if request.state is State.DECODING and request.row_id not in being_frozen:
                 yield from self._freeze_prompt(request, 1, self.piece_tokens, frozen_tokens)
         for request in requests:
             is_awaited = any(tokens <= request.num_processed for tokens in request.awaited)
