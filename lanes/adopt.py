@@ -54,5 +54,5 @@ def _fitted(rows: Any, spec: TensorSpec, array: mx.array, tokens: int) -> mx.arr
         raise Misfit(f"{spec} lacks columns of {wanted}")
     if rows.ring is None or spec.ranges == wanted:
         return array
-    (copied,) = copied_columns([Held((array,), side_by_side(spec.ranges))], wanted)
+    (copied,) = copied_columns([Held((spec.name,), (array,), side_by_side(spec.ranges))], wanted)
     return copied

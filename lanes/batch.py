@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 
 from lanes.rounding import capacity_for, read_width, round_rows
-from lanes.rows import Rows, rows_for
+from lanes.rows import Rows, held_in, rows_for
 from lanes.rows.bands import Cutter
-from lanes.rows.held import Held, in_place
+from lanes.rows.held import Held
 from lanes.rows.positions import Positions
 from lanes.rows.slots import Slots
 
@@ -87,7 +87,7 @@ class SlotCaches:
     def held(self, row_id: int) -> list[Held]:
         """What a row has in the lane's arrays, where it lies."""
         slot, length = self.table.rows.index(row_id), self.table.length_of(row_id)
-        return in_place(layer.held_in(slot, length) for layer in self.layers)
+        return held_in(self.layers, slot, length)
 
     def take(self, row_id: int) -> list[Any]:
         """A row's caches as they would be had it been alone, evaluated; the row stays."""

@@ -32,17 +32,17 @@ def remembers(cache_kinds: Sequence[str]) -> Remembers:
 
 
 class Saved:
-    """Of one row. rings: by the place of the cache, columns that no two of them have both. state: by token count."""
+    """Of one row. rings: by the names of their arrays, columns that no two of them have both. state: by token count."""
 
     def __init__(self) -> None:
-        self.rings: dict[tuple[int, ...], list[Held]] = {}
+        self.rings: dict[tuple[str, ...], list[Held]] = {}
         self.state: dict[int, list[Held]] = {}
         self.boundaries: list[int] = []
 
     def copy(self) -> Saved:
         """For a row that goes on from where this one is. What is saved never changes, and is shared."""
         other = Saved()
-        other.rings = {place: list(held) for place, held in self.rings.items()}
+        other.rings = {names: list(held) for names, held in self.rings.items()}
         other.state = dict(self.state)
         other.boundaries = list(self.boundaries)
         return other
@@ -50,7 +50,7 @@ class Saved:
     @property
     def nbytes(self) -> int:
         held = [each for several in (*self.rings.values(), *self.state.values()) for each in several]
-        return sum(array.nbytes for each in held for array in each.arrays if array is not None)
+        return sum(array.nbytes for each in held for array in each.arrays)
 
     def add(self, row: Sequence[Held], at: int) -> list[mx.array]:
         """Save what a row holds that has `at` tokens. Returns what has to be evaluated before the row goes on."""
@@ -58,17 +58,16 @@ class Saved:
         for held in row:
             if held.runs is None:
                 # A model puts a new array in its place, and does not change this one; but that may be a view of more.
-                own = tuple(None if array is None else mx.contiguous(array) for array in held.arrays)
-                new.append(Held(own, place=held.place))
+                new.append(Held(held.names, tuple(map(mx.contiguous, held.arrays))))
             elif held.ring is not None:
-                saved = [range for each in self.rings.get(held.place, ()) for range in ranges_of(each.runs or ())]
+                saved = [range for each in self.rings.get(held.names, ()) for range in ranges_of(each.runs or ())]
                 ranges = without(ranges_of(held.ring.runs(at)), saved)
                 if ranges:
                     copies = tuple(copied_columns([held], ranges))
-                    new.append(Held(copies, side_by_side(ranges), held.ring, held.place))
+                    new.append(Held(held.names, copies, side_by_side(ranges), held.ring))
         self.boundaries.append(at)
         self.state[at] = [held for held in new if held.runs is None]
         for held in new:
             if held.runs is not None:
-                self.rings.setdefault(held.place, []).append(held)
-        return [array for held in new for array in held.arrays if array is not None]
+                self.rings.setdefault(held.names, []).append(held)
+        return [array for held in new for array in held.arrays]

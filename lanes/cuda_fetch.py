@@ -12,62 +12,60 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from threading import Lock, Semaphore, Thread
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy as np
 
 from lanes.cuda_driver import CudaDriver
 from lanes.freeze import Fetched, Source
 from lanes.rows.held import Piece
 from lanes.tuning import backend
-from store.checkpoint import DTYPE_BYTES, CarrierFailed
+from store.checkpoint import CarrierFailed
 
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 4 << 20
 ALIGNMENT: Final = 256
-# Pieces that one launch copies: the kernel is made for so many.
-NUM_SOURCES: Final = 24
+# Arrays that one launch copies from: the kernel is made for so many, and gets the address of each.
+NUM_ARRAYS: Final = 80
 # Blocks that are made at once, when there are only so many left.
 BLOCKS_TOGETHER: Final = 16
 FEW_BLOCKS: Final = 8
 THREADS: Final = 256
 BLOCKS: Final = 8  # of each piece: together they keep the bus busy
-# What a thread moves at once, by its size.
+# What a thread moves at once, by its size: the largest that a row of dim elements is whole ones of.
 LOADS: Final = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 
-# Of each array [slots, heads, columns, dim] the columns [column, column + count) of one slot, to an array
-# [heads, target_columns, dim].
+# Of arrays [slots, heads, columns, dim] some columns of one slot each, to arrays [heads, target_columns, dim].
 COPY_SOURCE = """
-    const int64_t* place = places + blockIdx.y * 5;
-    const int64_t slot = place[1], column = place[2], count = place[3], target_columns = place[4];
-    if (count == 0) return;
+    const int64_t* place = places + blockIdx.y * PLACE_INTS;
+    const int64_t heads = place[0], columns = place[1], dim = place[2], slot = place[3], column = place[4];
+    const int64_t count = place[5], target_columns = place[6];
     const T* sources[] = {SOURCES};
-    const int64_t steps[][4] = {STEPS};
+    const T* source = sources[blockIdx.y] + (slot * heads * columns + column) * dim;
+    T* target = reinterpret_cast<T*>(place[7]);
     constexpr int PER_LOAD = sizeof(Load) / sizeof(T);
-    const int dim = source0_shape[3], loads = dim / PER_LOAD;
-    const int64_t* step = steps[blockIdx.y];
-    const T* source = sources[blockIdx.y] + slot * step[0] + column * step[2];
-    T* target = reinterpret_cast<T*>(place[0]);
-    const int64_t all = source0_shape[1] * count * loads;
-    for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < all; i += gridDim.x * blockDim.x) {
+    const bool is_aligned = reinterpret_cast<size_t>(source) % sizeof(Load) == 0;
+    const int64_t loads = dim / PER_LOAD;
+    for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < heads * count * loads; i += gridDim.x * blockDim.x) {
         const int64_t head = i / loads / count, at = i / loads % count, e = i % loads * PER_LOAD;
-        const T* from = source + head * step[1] + at * step[2] + e * step[3];
+        const T* from = source + (head * columns + at) * dim + e;
         T* to = target + (head * target_columns + at) * dim + e;
-        if (step[3] == 1) {
+        if (is_aligned) {
             *reinterpret_cast<Load*>(to) = *reinterpret_cast<const Load*>(from);
         } else {
-            for (int k = 0; k < PER_LOAD; ++k) to[k] = from[k * step[3]];
+            for (int k = 0; k < PER_LOAD; ++k) to[k] = from[k];
         }
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) done[blockIdx.y] = 1;
 """
+PLACE_INTS: Final = 8
 
 
 @cache
@@ -91,48 +89,60 @@ class CudaFetch:
         self._has_failed = False
 
     def __call__(self, sources: Sequence[Source]) -> Fetched | None:
-        sizes = [spec.nbytes for spec, _ in sources]
-        if not all(sizes):
+        sizes = [(source.specs[0].nbytes, len(source.specs)) for source in sources]
+        if not all(size for size, _ in sizes):
             return None
         try:
-            rooms = self._memory.rooms(sizes)
+            rooms = [self._memory.rooms(size, number) for size, number in sizes]
         except CarrierFailed as error:
             if not self._has_failed:
                 logger.warning("what is remembered is kept by way of managed memory, which is slow: %s", error)
             self._has_failed = True
             return None
-        copies: defaultdict[tuple[str, int, int], list[Copy]] = defaultdict(list)
-        for (_, target), (spec, pieces) in zip(rooms, sources, strict=True):
-            heads, columns, dim = spec.shape if spec.at is None else (1, 1, math.prod(spec.shape))
-            alike = copies[spec.dtype, heads, dim]
-            for piece in pieces:
-                alike.append((piece, target, columns))
-                target += piece.num_columns * dim * DTYPE_BYTES[spec.dtype]
-        launches = tuple(
-            copy(alike[first : first + NUM_SOURCES])
-            for alike in copies.values()
-            for first in range(0, len(alike), NUM_SOURCES)
-        )
+        copies: defaultdict[tuple[mx.Dtype, int], list[tuple[Piece, Places]]] = defaultdict(list)
+        for source, (_, addresses) in zip(sources, rooms, strict=True):
+            for piece, places in _with_places(source, addresses):
+                array = piece.arrays[0]
+                row_bytes = array.shape[3] * array.itemsize
+                load_bytes = next(size for size in LOADS if row_bytes % size == 0)
+                copies[array.dtype, load_bytes].append((piece, places))
+        launches = tuple(launch for (_, load_bytes), alike in copies.items() for launch in _launches(alike, load_bytes))
         mx.async_eval(launches)
-        return Fetched(tuple([view for view, _ in rooms]), launches)
+        return Fetched(tuple([view for views, _ in rooms for view in views]), launches)
 
 
-# A piece, the address that its first column goes to, and how many columns the array there has.
-Copy = tuple[Piece, int, int]
+# int64 [arrays, PLACE_INTS], as COPY_SOURCE reads them.
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def copy(pieces: Sequence[Copy]) -> mx.array:
-    """NUM_SOURCES pieces at most, of arrays of one type that are alike in heads and dim, lazy."""
-    arrays = [piece.array for piece, _, _ in pieces]
-    missing = NUM_SOURCES - len(pieces)
-    places = [[target, piece.slot, piece.column, piece.num_columns, columns] for piece, target, columns in pieces]
-    row_bytes = arrays[0].shape[3] * arrays[0].itemsize
-    (done,) = _copy_kernel(next(size for size in LOADS if row_bytes % size == 0))(
-        inputs=[*arrays, *[arrays[0]] * missing, mx.array(places + [[0] * 5] * missing, mx.int64)],
+def _with_places(source: Source, addresses: Sequence[int]) -> Iterator[tuple[Piece, Places]]:
+    """Each piece, and for each of its arrays where it comes from and goes to. addresses: of the targets."""
+    target_columns = sum(piece.num_columns for piece in source.pieces)
+    targets = np.array(addresses, np.int64)
+    for piece in source.pieces:
+        _, heads, columns, dim = piece.arrays[0].shape
+        places = np.empty((len(piece.arrays), PLACE_INTS), np.int64)
+        places[:, :-1] = heads, columns, dim, piece.slot, piece.column, piece.num_columns, target_columns
+        places[:, -1] = targets
+        targets += piece.num_columns * dim * piece.arrays[0].itemsize
+        yield piece, places
+
+
+def _launches(copies: Sequence[tuple[Piece, Places]], load_bytes: int) -> Iterator[mx.array]:
+    arrays = [array for piece, _ in copies for array in piece.arrays]
+    places = np.concatenate([each for _, each in copies])
+    for first in range(0, len(arrays), NUM_ARRAYS):
+        yield copy(arrays[first : first + NUM_ARRAYS], places[first : first + NUM_ARRAYS], load_bytes)
+
+
+def copy(arrays: Sequence[mx.array], places: Places, load_bytes: int) -> mx.array:
+    """NUM_ARRAYS at most, of one type, whose rows of dim elements are whole loads; lazy."""
+    (done,) = _copy_kernel(load_bytes)(
+        inputs=[*arrays, *[arrays[0]] * (NUM_ARRAYS - len(arrays)), mx.array(places)],
         template=[("T", arrays[0].dtype)],
-        grid=(BLOCKS * THREADS, len(pieces), 1),
+        grid=(BLOCKS * THREADS, len(arrays), 1),
         threadgroup=(THREADS, 1, 1),
-        output_shapes=[(NUM_SOURCES,)],
+        output_shapes=[(NUM_ARRAYS,)],
         output_dtypes=[mx.int32],
     )
     result: mx.array = done
@@ -141,15 +151,13 @@ def copy(pieces: Sequence[Copy]) -> mx.array:
 
 @cache
 def _copy_kernel(load_bytes: int) -> Any:
-    names = [f"source{index}" for index in range(NUM_SOURCES)]
-    steps = ("{" + ", ".join(f"{name}_strides[{axis}]" for axis in range(4)) + "}" for name in names)
-    source = COPY_SOURCE.replace("SOURCES", ", ".join(names)).replace("STEPS", ", ".join(steps))
+    names = [f"source{index}" for index in range(NUM_ARRAYS)]
+    source = COPY_SOURCE.replace("SOURCES", ", ".join(names)).replace("PLACE_INTS", str(PLACE_INTS))
     return mx.fast.cuda_kernel(
         name=f"laned_fetch_{load_bytes}",
         input_names=[*names, "places"],
         output_names=["done"],
         source=f"using Load = {LOADS[load_bytes]};{source}",
-        ensure_row_contiguous=False,
     )
 
 
@@ -169,20 +177,27 @@ class PageLockedMemory:
         if is_ahead:
             Thread(target=self._make_ahead, name="page-locked memory", daemon=True).start()
 
-    def rooms(self, sizes: Sequence[int]) -> list[tuple[memoryview, int]]:
-        """So many bytes each, and where they are."""
+    def rooms(self, size: int, number: int) -> tuple[list[memoryview], list[int]]:
+        """For so many arrays of one size, and where they are."""
+        views: list[memoryview] = []
+        addresses: list[int] = []
+        stride = -(-size // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            return [self._room(size) for size in sizes]
-
-    def _room(self, size: int) -> tuple[memoryview, int]:
-        if size > BLOCK_BYTES:
-            block, address = self._new_block(1 << (size - 1).bit_length())
-            return block[:size], address
-        if self._used + size > BLOCK_BYTES:
-            self._block, self._address = self._new_block(BLOCK_BYTES)
-            self._used = 0
-        start, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
-        return self._block[start : start + size], self._address + start
+            while len(views) < number:
+                if size > BLOCK_BYTES:
+                    block, address = self._new_block(1 << (size - 1).bit_length())
+                    views.append(block[:size])
+                    addresses.append(address)
+                    continue
+                if self._used + size > BLOCK_BYTES:
+                    self._block, self._address = self._new_block(BLOCK_BYTES)
+                    self._used = 0
+                fit = min(number - len(views), 1 + (BLOCK_BYTES - self._used - size) // stride)
+                starts = range(self._used, self._used + fit * stride, stride)
+                views += [self._block[start : start + size] for start in starts]
+                addresses += [self._address + start for start in starts]
+                self._used += fit * stride
+        return views, addresses
 
     def _new_block(self, size: int) -> tuple[memoryview, int]:
         free = self._free[size]

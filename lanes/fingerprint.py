@@ -27,8 +27,9 @@ from mlx.utils import tree_flatten
 from lanes.freeze import dtype_name
 from lanes.lane import LaneSettings
 from lanes.load import LoadedModel
-from lanes.rows import held_alone, kind_of
+from lanes.rows import kind_of, rows_like
 from lanes.solo import RowMaker
+from lanes.thaw import leaves
 from lanes.tuning import backend
 
 logger = logging.getLogger(__name__)
@@ -92,14 +93,12 @@ def _caches(make_row: RowMaker) -> Iterator[list[Any]]:
             kind or type(cache).__name__,
             [
                 (
-                    held.place,
+                    place,
                     (held.ring.size, held.ring.keep) if held.ring else None,
-                    [
-                        array if array is None else (dtype_name(array.dtype), held.runs and array.shape[1::2])
-                        for array in held.arrays
-                    ],
+                    [(dtype_name(array.dtype), held.runs and array.shape[1::2]) for array in held.arrays],
                 )
-                for held in (held_alone([cache], 2) if kind else ())
+                for place, member in (leaves([cache]) if kind else ())
+                for held in rows_like(member).held_alone(member, 2)
             ],
         ]
 

@@ -19,24 +19,30 @@ of 95 ms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
 from lanes.boundary import Saved
 from lanes.groups import in_groups
-from lanes.rows.held import Held, Piece, joined_copy, joined_view, pieces
+from lanes.rows.held import Held, Piece, joined_copy, joined_views, pieces
 from lanes.rows.runs import cut, joined, ranges_of
 from store.checkpoint import Part, Range, TensorSpec
 
 # A copy of its own for each array is a launch and memory of its own for each; larger ones find no memory to use again.
 GROUP_BYTES = 16 << 20
 
-# An array and where its bytes come from: columns in order, or a state's as if they were one.
-Source = tuple[TensorSpec, Sequence[Piece]]
+
+class Source(NamedTuple):
+    """Arrays alike in type and shape, and where their bytes come from: of each piece that of the same number. A state
+    is one column."""
+
+    specs: Sequence[TensorSpec]
+    pieces: Sequence[Piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +79,43 @@ def freeze(
     """
     boundaries = None if anywhere else (*(at for at in saved.boundaries if start < at < stop), stop)
     sources: list[Source] = []
-    whole = joined([(start, stop)])
     for held in row:
         if held.runs is None:
             continue
-        holders, ranges = [held], whole
+        holders, ranges = [held], joined([(start, stop)])
         if held.ring is not None:
-            holders += saved.rings.get(held.place, [])
+            holders += saved.rings.get(held.names, [])
             ranges = cut(joined(r for at in boundaries or () for r in ranges_of(held.ring.runs(at))), start, stop)
-        for index, found in enumerate(pieces(holders, ranges)):
-            _, heads, _, dim = found[0].array.shape
-            shape = (heads, sum([piece.num_columns for piece in found]), dim)
-            sources.append((_spec(held, index, found[0].array, shape, ranges=ranges), found))
+        sources += _of_columns(held, pieces(holders, ranges), ranges)
     for at in boundaries or ():
         for held in saved.state.get(at, row):
-            for index, array in enumerate(held.arrays if held.runs is None else ()):
-                if array is not None:
-                    assert array.shape[0] == 1, f"{array.shape} is not of one row"
-                    found = [Piece(array.reshape(1, 1, 1, array.size), 0, 0, 1)]
-                    sources.append((_spec(held, index, array, array.shape[1:], at=at), found))
+            if held.runs is None:
+                sources += [_of_state(name, array, at) for name, array in zip(held.names, held.arrays, strict=True)]
     fetched = (fetch(sources) if fetch else None) or _copied(sources)
-    part = Part(start, stop, boundaries, tuple([spec for spec, _ in sources]), fetched.buffers)
+    part = Part(start, stop, boundaries, tuple([spec for each in sources for spec in each.specs]), fetched.buffers)
     return Frozen(part, fetched.copying)
+
+
+def _of_columns(held: Held, found: Sequence[Piece], ranges: tuple[Range, ...]) -> Iterator[Source]:
+    num_columns = sum(piece.num_columns for piece in found)
+    alike: defaultdict[tuple[mx.Dtype, tuple[int, ...]], list[int]] = defaultdict(list)
+    for index, array in enumerate(held.arrays):
+        alike[array.dtype, array.shape].append(index)
+    for (dtype, (_, heads, _, dim)), indices in alike.items():
+        name, shape = dtype_name(dtype), (heads, num_columns, dim)
+        specs = [TensorSpec(held.names[index], name, shape, ranges) for index in indices]
+        yield Source(specs, [piece._replace(arrays=tuple([piece.arrays[i] for i in indices])) for piece in found])
+
+
+def _of_state(name: str, array: mx.array, at: int) -> Source:
+    assert array.shape[0] == 1, f"{array.shape} is not of one row"
+    spec = TensorSpec(name, dtype_name(array.dtype), array.shape[1:], at=at)
+    return Source([spec], [Piece((array.reshape(1, 1, 1, array.size),), 0, 0, 1)])
 
 
 def _copied(sources: Sequence[Source]) -> Fetched:
     """By MLX, and evaluated."""
-    arrays = [joined_view(found) for _, found in sources]
+    arrays = [array for source in sources for array in joined_views(source.pieces)]
     groups = _alike(arrays)
     together = [joined_copy([arrays[index] for index in group]) for group in groups]
     flat: list[Any] = [array.flatten().view(mx.uint8) for array in together]
@@ -120,22 +136,6 @@ def _alike(arrays: Sequence[mx.array]) -> list[list[int]]:
     return [
         group for kind in kinds.values() for group in in_groups(kind, lambda index: arrays[index].nbytes, GROUP_BYTES)
     ]
-
-
-def _spec(
-    held: Held,
-    index: int,
-    array: mx.array,
-    shape: tuple[int, ...],
-    ranges: tuple[Range, ...] = (),
-    at: int | None = None,
-) -> TensorSpec:
-    return TensorSpec(_name((*held.place, index)), dtype_name(array.dtype), shape, ranges, at)
-
-
-@cache
-def _name(place: tuple[int, ...]) -> str:
-    return ".".join(map(str, place))
 
 
 @cache

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 # A token range [first, last).
 Range = tuple[int, int]
@@ -39,8 +39,7 @@ DTYPE_BYTES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """One array: what it is, without its bytes.
 
     name: the place of its cache in the model's order, that of the array in the cache, dots between ("3.0", and "3.1.0"
@@ -154,4 +153,4 @@ class Destination:
 def columns_of(spec: TensorSpec, ranges: tuple[Range, ...]) -> TensorSpec:
     """The spec of the same array for other tokens."""
     heads, _, dim = spec.shape
-    return replace(spec, shape=(heads, sum(last - first for first, last in ranges), dim), ranges=ranges)
+    return spec._replace(shape=(heads, sum(last - first for first, last in ranges), dim), ranges=ranges)

@@ -23,13 +23,15 @@ from typing import Any, Protocol
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
+from lanes.rows.columns import ColumnRows
 from lanes.rows.group import GroupRows
-from lanes.rows.held import Held, in_place
+from lanes.rows.held import Held, named, names_in, numbers
 from lanes.rows.kv import KVRows
 from lanes.rows.positions import Positions
 from lanes.rows.qkv import QKVRows
 from lanes.rows.rotating import RotatingRows
 from lanes.rows.rotating_qkv import RotatingQKVRows, RotatingQuantizedCache
+from lanes.rows.runs import linear
 from lanes.rows.ssm import SSMRows
 
 
@@ -94,4 +96,15 @@ def rows_for(caches: Sequence[object]) -> list[Rows]:
 
 def held_alone(caches: Sequence[object], length: int) -> list[Held]:
     """What a row of `length` tokens holds in caches of its own, all of a known kind."""
-    return in_place(rows_like(cache).held_alone(cache, length) for cache in caches)
+    return named(enumerate(rows_like(cache).held_alone(cache, length) for cache in caches))
+
+
+def held_in(layers: Sequence[Rows], slot: int, length: int) -> list[Held]:
+    """What is held of the row in a slot. Layers that keep every token hold the same of it, and are told as one."""
+    plain = {n: layer.parts for n, layer in enumerate(layers) if isinstance(layer, ColumnRows) and layer.ring is None}
+    others = named((n, layer.held_in(slot, length)) for n, layer in enumerate(layers) if n not in plain)
+    arrays = tuple([array for parts in plain.values() for array in parts])
+    if length == 0 or not arrays:
+        return others
+    names = tuple([name for n, parts in plain.items() for name in names_in(n, numbers(len(parts)))])
+    return [Held(names, arrays, linear(length), slot=slot), *others]

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lanes.rows.held import Held, columns, copied_columns
+from lanes.rows.held import Held, columns, copied_columns, numbers
 from lanes.rows.positions import Columns, Positions
 from lanes.rows.runs import Ring, Runs, in_order, linear, ranges_of
 from store.checkpoint import Range
@@ -174,13 +174,13 @@ class ColumnRows:
         columns = arrays[0].shape[2]
         assert columns >= self.held_columns(length), f"{columns} columns of a row of {length} tokens in {self.ring}"
         runs = linear(length) if self.ring is None else in_order(length, columns, self.ring.keep)
-        return [Held(tuple(arrays), runs, self.ring)]
+        return [Held(numbers(len(arrays)), tuple(arrays), runs, self.ring)]
 
     def held_in(self, slot: int, length: int) -> list[Held]:
         """What is held of the row in a slot."""
         if length == 0 or not self.parts:
             return []
-        return [Held(tuple(self.parts), self._slot_runs(length), self.ring, slot=slot)]
+        return [Held(numbers(len(self.parts)), tuple(self.parts), self._slot_runs(length), self.ring, slot)]
 
     def resize(self, slots: int, capacity: int) -> None:
         """Hold so many slots of so many tokens each."""

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
-from lanes.rows.held import Held, in_place
+from lanes.rows.held import Held, named
 from lanes.rows.positions import Positions
 
 
@@ -66,10 +66,11 @@ class GroupRows:
         return CacheList(*(rows.take(slot, length) for rows in self.rows))
 
     def held_alone(self, row: CacheList, length: int) -> list[Held]:
-        return in_place(rows.held_alone(cache, length) for rows, cache in zip(self.rows, row.caches, strict=True))
+        members = zip(self.rows, row.caches, strict=True)
+        return named(enumerate(rows.held_alone(cache, length) for rows, cache in members))
 
     def held_in(self, slot: int, length: int) -> list[Held]:
-        return in_place(rows.held_in(slot, length) for rows in self.rows)
+        return named(enumerate(rows.held_in(slot, length) for rows in self.rows))
 
     def filter(self, slot: int) -> None:
         self._each(lambda rows: rows.filter(slot))

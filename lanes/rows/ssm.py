@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from lanes.rows.held import Held
+from lanes.rows.held import Held, numbers
 from lanes.rows.positions import Positions
 
 
@@ -112,12 +112,11 @@ class SSMRows(ArraysCache):  # type: ignore[misc]
 
     def held_alone(self, row: ArraysCache, length: int) -> list[Held]:
         """A solo row's state: nothing where it has no tokens, or its layer keeps none."""
-        return [] if length == 0 or all(array is None for array in row.cache) else [Held(tuple(row.cache))]
+        return _held(row.cache) if length else []
 
     def held_in(self, slot: int, length: int) -> list[Held]:
         """The state of the row in a slot."""
-        arrays = [None if array is None else array[slot : slot + 1] for array in self.arrays]
-        return [] if length == 0 or not self.state else [Held(tuple(arrays))]
+        return _held([None if array is None else array[slot : slot + 1] for array in self.arrays]) if length else []
 
     def solo_row(self, arrays: Sequence[mx.array | None], length: int) -> ArraysCache:
         """A solo row of arrays that are its own, [1, ...], None where there is none."""
@@ -146,3 +145,9 @@ def _with_rows(array: mx.array, rows: int) -> mx.array:
     if held < rows:
         return mx.concatenate([array, mx.zeros((rows - held, *array.shape[1:]), array.dtype)])
     return array
+
+
+def _held(arrays: Sequence[mx.array | None]) -> list[Held]:
+    """Nothing where there is no array."""
+    found = [(name, array) for name, array in zip(numbers(len(arrays)), arrays, strict=True) if array is not None]
+    return [Held(tuple(name for name, _ in found), tuple(array for _, array in found))] if found else []

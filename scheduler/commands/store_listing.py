@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class Listing:
     def report_of(self, id_: str) -> dict[str, Any]:
         stored = self.stored(id_)
         tensors = [
-            {**asdict(spec), "offset": place, "bytes": size, "xxh3": digest}
+            {**spec._asdict(), "offset": place, "bytes": size, "xxh3": digest}
             for spec, place, size, digest in zip(
                 stored.segment.tensors, stored.places, stored.sizes, stored.xxh3, strict=True
             )

@@ -9,7 +9,7 @@ from mmap import mmap
 import mlx.core as mx
 import numpy as np
 
-from lanes.cuda_fetch import NUM_SOURCES, Copy
+from lanes.cuda_fetch import NUM_ARRAYS, Places
 
 
 class Memory:
@@ -23,12 +23,16 @@ class Memory:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.made[-1]))
 
 
-def copy(pieces: Sequence[Copy]) -> mx.array:
-    assert 0 < len(pieces) <= NUM_SOURCES
-    assert len({(piece.array.dtype, piece.array.shape[1], piece.array.shape[3]) for piece, _, _ in pieces}) == 1
-    for piece, target, columns in pieces:
-        content = np.array(mx.contiguous(piece.view()).view(mx.uint8))[0]
-        heads, count, row_bytes = content.shape
+def copy(arrays: Sequence[mx.array], places: Places, load_bytes: int) -> mx.array:
+    assert 0 < len(arrays) <= NUM_ARRAYS
+    assert len({array.dtype for array in arrays}) == 1
+    for array, place in zip(arrays, places.tolist(), strict=True):
+        heads, columns, dim, slot, column, count, target_columns, target = place
+        assert (heads, columns, dim) == array.shape[1:]
+        assert dim * array.itemsize % load_bytes == 0
+        taken = array[slot : slot + 1, :, column : column + count]
+        content = np.array(mx.contiguous(taken).view(mx.uint8))[0]
+        _, _, row_bytes = content.shape
         for head in range(heads):
-            ctypes.memmove(target + head * columns * row_bytes, content[head].tobytes(), count * row_bytes)
+            ctypes.memmove(target + head * target_columns * row_bytes, content[head].tobytes(), count * row_bytes)
     return mx.array(1)

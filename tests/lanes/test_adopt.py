@@ -132,7 +132,7 @@ def test_a_real_model(name: str, tmp_path: Path) -> None:
 def test_the_arrays_are_cut_from_whole_pages() -> None:
     """What follows an array in its last page is no part of it; columns of later tokens are room behind the row's."""
     spec = TensorSpec("0.0", "float32", (2, 3, 32), ((0, 3),))
-    other = replace(spec, name="0.1")
+    other = spec._replace(name="0.1")
     content = mx.random.normal((2, 3, 32))
     page = memoryview(bytearray(bytes(memoryview(content.view(mx.uint8))) + b"?" * 100))
     (row,) = adopt([rows_like(KINDS["kv"]()[0]).solo_row([], 0)], Recall(2, (spec, other), Mapped((page, page))))
@@ -167,7 +167,7 @@ def test_what_does_not_fit_the_model_ends_its_row_alone() -> None:
     for kind, spec, tokens in (
         ("kv", state, 3),
         ("ssm", columns, 3),
-        ("kv", replace(columns, name="7.0"), 3),
+        ("kv", columns._replace(name="7.0"), 3),
         ("kv", columns, 4),
         ("rotating", columns, 4),
     ):

@@ -39,5 +39,5 @@ def test_what_was_saved_before_is_not_saved_again() -> None:
     saved = Saved()
     for at in (5, 5, 7):
         mx.eval(saved.add(held_alone([solo("rotating", 1, at, 3)], at), at))
-    held = saved.rings[0,]
-    assert [array.shape[2] for each in held for array in each.arrays if array is not None] == [5, 5, 2, 2]
+    held = saved.rings["0.0", "0.1"]
+    assert [array.shape[2] for each in held for array in each.arrays] == [5, 5, 2, 2]

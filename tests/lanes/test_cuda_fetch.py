@@ -17,7 +17,7 @@ from lanes.cuda_fetch import (
     BLOCK_BYTES,
     BLOCKS_TOGETHER,
     FEW_BLOCKS,
-    NUM_SOURCES,
+    NUM_ARRAYS,
     CudaFetch,
     PageLockedMemory,
     device_fetch,
@@ -42,8 +42,8 @@ def fetch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cu
     return CudaFetch(PageLockedMemory(Memory()))
 
 
-def content(pieces: Sequence[Piece]) -> bytes:
-    copied: Any = joined_copy([piece.view() for piece in pieces], axis=2).flatten().view(mx.uint8)
+def content(pieces: Sequence[Piece], index: int) -> bytes:
+    copied: Any = joined_copy([piece.view(index) for piece in pieces], axis=2).flatten().view(mx.uint8)
     mx.eval(copied)
     return bytes(memoryview(copied))
 
@@ -53,14 +53,15 @@ def random(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
 
 
 def source(*pieces: Piece) -> Source:
-    array = pieces[0].array
+    array = pieces[0].arrays[0]
     shape = (array.shape[1], sum(piece.num_columns for piece in pieces), array.shape[3])
-    return TensorSpec("0.0", dtype_name(array.dtype), shape), pieces
+    specs = [TensorSpec(f"{index}.0", dtype_name(array.dtype), shape) for index in range(len(pieces[0].arrays))]
+    return Source(specs, pieces)
 
 
-def rows(number: int, columns: int, dtype: mx.Dtype, seed: int, dim: int = 32) -> list[Source]:
+def rows(number: int, columns: int, dtype: mx.Dtype, seed: int, dim: int = 32) -> Source:
     """Columns of a slot in the middle of arrays, as a lane has them."""
-    return [source(Piece(random((3, 4, 64, dim), dtype, seed + i), 1, 5, columns)) for i in range(number)]
+    return source(Piece(tuple(random((3, 4, 64, dim), dtype, seed + i) for i in range(number)), 1, 5, columns))
 
 
 def fetched(fetch: CudaFetch, sources: list[Source]) -> list[bytes]:
@@ -73,7 +74,7 @@ def fetched(fetch: CudaFetch, sources: list[Source]) -> list[bytes]:
 
 
 def contents(sources: list[Source]) -> list[bytes]:
-    return [content(pieces) for _, pieces in sources]
+    return [content(each.pieces, index) for each in sources for index in range(len(each.specs))]
 
 
 @pytest.mark.skipif(backend() == "cuda", reason="this machine has an NVIDIA GPU")
@@ -81,48 +82,59 @@ def test_where_memory_is_the_hosts_it_is_read_where_it_is() -> None:
     assert device_fetch() is None
 
 
-@pytest.mark.parametrize("number", [1, NUM_SOURCES, 2 * NUM_SOURCES + 3])
+@pytest.mark.parametrize("number", [1, NUM_ARRAYS, 2 * NUM_ARRAYS + 3])
 def test_bytes_in_order(fetch: CudaFetch, number: int) -> None:
-    sources = [*rows(number, 7, mx.bfloat16, 1), *rows(number, 9, mx.bfloat16, 50), *rows(2, 40, mx.uint32, 90)]
+    sources = [rows(number, 7, mx.bfloat16, 1), rows(number, 9, mx.bfloat16, 50), rows(2, 40, mx.uint32, 90)]
     assert fetched(fetch, sources) == contents(sources)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 6, 24, 64])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32, mx.uint8])
 def test_rows_of_every_size(fetch: CudaFetch, dim: int, dtype: mx.Dtype) -> None:
-    sources = rows(3, 11, dtype, 7, dim)
+    sources = [rows(3, 11, dtype, 7, dim)]
     assert fetched(fetch, sources) == contents(sources)
 
 
 def test_columns_of_several_arrays_one_behind_the_other(fetch: CudaFetch) -> None:
     """As of a ring that has wrapped, of which some was saved before; one has its heads behind its columns."""
-    ring, saved = random((2, 3, 40, 16), mx.float32, 1), random((1, 3, 8, 16), mx.float32, 2)
-    turned = random((1, 12, 3, 16), mx.float32, 3).swapaxes(1, 2)
+    ring, saved, turned = (
+        tuple(random(shape, mx.float32, seed + i) for i in range(2))
+        for seed, shape in enumerate([(2, 3, 40, 16), (1, 3, 8, 16), (1, 12, 3, 16)])
+    )
+    turned = tuple(array.swapaxes(1, 2) for array in turned)
     sources = [source(Piece(saved, 0, 2, 5), Piece(ring, 1, 33, 7), Piece(turned, 0, 1, 10), Piece(ring, 1, 4, 20))]
     assert fetched(fetch, sources) == contents(sources)
 
 
 def test_one_whose_elements_do_not_lie_side_by_side(fetch: CudaFetch) -> None:
-    sources = [source(Piece(random((1, 3, 16, 12), mx.bfloat16, 1).swapaxes(2, 3), 0, 3, 8))]
+    sources = [source(Piece((random((1, 3, 16, 12), mx.bfloat16, 1).swapaxes(2, 3),), 0, 3, 8))]
+    assert fetched(fetch, sources) == contents(sources)
+
+
+@pytest.mark.parametrize("start", [1, 2, 4])
+def test_one_that_begins_between_loads(fetch: CudaFetch, start: int) -> None:
+    """As the end of what a convolution was given may."""
+    state = random((1, 1, 1, 64), mx.bfloat16, 1)[..., start : start + 32]
+    sources = [source(Piece((state,), 0, 0, 1))]
     assert fetched(fetch, sources) == contents(sources)
 
 
 def test_what_is_larger_than_a_block(fetch: CudaFetch) -> None:
     columns = 3 * BLOCK_BYTES // 512
-    large = source(Piece(random((1, 2, columns, 64), mx.float32, 1), 0, 0, columns))
-    sources = [*rows(1, 7, mx.float32, 2), large, *rows(1, 7, mx.float32, 3)]
+    large = source(Piece((random((1, 2, columns, 64), mx.float32, 1),), 0, 0, columns))
+    sources = [rows(1, 7, mx.float32, 2), large, rows(1, 7, mx.float32, 3)]
     assert fetched(fetch, sources) == contents(sources)
 
 
 def test_nothing_is_fetched_of_what_is_empty(fetch: CudaFetch) -> None:
-    assert fetch([*rows(1, 7, mx.bfloat16, 1), source(Piece(mx.zeros((1, 1, 0, 8)), 0, 0, 0))]) is None
+    assert fetch([rows(1, 7, mx.bfloat16, 1), source(Piece((mx.zeros((1, 1, 0, 8)),), 0, 0, 0))]) is None
 
 
 def test_memory_is_used_again_when_nobody_looks_at_it(fetch: CudaFetch) -> None:
     memory = Memory()
     if backend() != "cuda":
         fetch = CudaFetch(PageLockedMemory(memory, is_ahead=False))
-    sources = rows(8, 32, mx.float32, 3, dim=512)
+    sources = [rows(8, 32, mx.float32, 3, dim=512)]
     expected = contents(sources)
     kept: list[Fetched] = []
     chance = Random(2)
@@ -144,16 +156,16 @@ def test_memory_is_used_again_when_nobody_looks_at_it(fetch: CudaFetch) -> None:
 def test_what_is_looked_at_stays_as_it_is() -> None:
     memory = Memory()
     pool = PageLockedMemory(memory, is_ahead=False)
-    ((first, _),) = pool.rooms([BLOCK_BYTES])
+    ((first,), _) = pool.rooms(BLOCK_BYTES, 1)
     np.frombuffer(first, np.uint8)[:] = 7
     part = first[10:20]
     del first
-    ((other, address),) = pool.rooms([BLOCK_BYTES])
+    ((other,), (address,)) = pool.rooms(BLOCK_BYTES, 1)
     assert address == address_of(other)
     other[:] = bytes(BLOCK_BYTES)
     assert bytes(part) == bytes([7]) * 10
     del part, other
-    pool.rooms([BLOCK_BYTES, BLOCK_BYTES])
+    pool.rooms(BLOCK_BYTES, 2)
     assert len(memory.made) == 2
 
 
@@ -168,11 +180,11 @@ def test_memory_is_made_ahead() -> None:
         return len(memory.made) == number
 
     assert made(1)
-    kept = pool.rooms([BLOCK_BYTES] * (BLOCKS_TOGETHER - FEW_BLOCKS))
+    kept, addresses = pool.rooms(BLOCK_BYTES, BLOCKS_TOGETHER - FEW_BLOCKS)
     assert made(2)
-    assert len({address for _, address in kept}) == len(kept)
+    assert len(set(addresses)) == len(kept)
     del kept
-    pool.rooms([BLOCK_BYTES])
+    pool.rooms(BLOCK_BYTES, 1)
     assert made(2)
 
 
@@ -182,5 +194,5 @@ def test_without_such_memory_it_is_told_once(caplog: pytest.LogCaptureFixture) -
 
     fetch = CudaFetch(PageLockedMemory(none, is_ahead=False))
     for _ in range(2):
-        assert fetch(rows(1, 7, mx.bfloat16, 1)) is None
+        assert fetch([rows(1, 7, mx.bfloat16, 1)]) is None
     assert len(caplog.records) == 1

@@ -255,7 +255,7 @@ def test_boundaries_are_counted_until_their_row_leaves(kind: str) -> None:
 def test_what_does_not_fit_the_model_is_not_recalled(caplog: pytest.LogCaptureFixture) -> None:
     """The row begins with nothing, as if nothing were known of it."""
     columns, state = TensorSpec("0.0", "float32", (2, 3, 32), ((0, 3),)), TensorSpec("0.0", "float32", (4,), (), 3)
-    for kind, spec in (("kv", state), ("ssm", columns), ("kv", replace(columns, name="7.0"))):
+    for kind, spec in (("kv", state), ("ssm", columns), ("kv", columns._replace(name="7.0"))):
         with pytest.raises(Misfit):
             Thaw(KINDS[kind](), Recall(3, (spec,)), 8)
     rows = rows_of("kv")

@@ -292,7 +292,7 @@ def test_each_rule_is_enforced(name: str) -> None:
 def test_what_can_be_cut_anywhere_has_all_its_columns() -> None:
     of = with_tensors(range(10))
     spec = of.tensors[0]
-    short = replace(of, tensors=(replace(spec, shape=(2, 9, 4), ranges=((1, 10),)), *of.tensors[1:]))
+    short = replace(of, tensors=(spec._replace(shape=(2, 9, 4), ranges=((1, 10),)), *of.tensors[1:]))
     stored = decode(encode(short, ["0" * 16] * 4))
     with pytest.raises(CorruptSegment, match="without boundaries"):
         validate(stored, stored.data_start + stored.data_bytes)

@@ -61,7 +61,7 @@ def test_ranges_are_sets(some: list[tuple[int, int]], others: list[tuple[int, in
 
 def test_columns_come_from_whoever_has_them() -> None:
     def source(runs: tuple[Run, ...], content: list[int]) -> Held:
-        return Held((mx.array(content)[None, None, :, None],), runs)
+        return Held(("0",), (mx.array(content)[None, None, :, None],), runs)
 
     recent, old = source((Run(4, 6, 1), Run(6, 8, 0)), [6, 4, 5]), source(linear(5), [0, 1, 2, 3, 4, 99])
     for found in (columns, copied_columns):
