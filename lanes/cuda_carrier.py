@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Final
 
-from lanes.cuda_driver import CudaDriver, address_of
+from lanes.cuda_driver import address_of, cuda_driver
 from lanes.tuning import backend
 from store.checkpoint import CarrierFailed
 
@@ -69,7 +69,7 @@ class CudaCarrier:
 
     def __init__(self) -> None:
         """Raises OSError, AttributeError or CarrierFailed where there is no driver, or none that can do this."""
-        self._driver = CudaDriver()
+        self._driver = cuda_driver()
         self._free: SimpleQueue[_Block] = SimpleQueue()
         self._blocks: dict[int, _Block] = {}
         self._starting = Lock()

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 from store.checkpoint import CarrierFailed
@@ -62,6 +63,12 @@ class CudaDriver:
         function: Callable[..., int] = getattr(self._library, name)
         if status := function(*args):
             raise CarrierFailed(f"{name}: error {status} of the CUDA driver")
+
+
+@cache
+def cuda_driver() -> CudaDriver:
+    """The only one, made when somebody first asks; see CudaDriver."""
+    return CudaDriver()
 
 
 def address_of(buffer: memoryview) -> int:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from lanes.cuda_driver import CudaDriver
+from lanes.cuda_driver import cuda_driver
 from lanes.freeze import Fetched, Source
 from lanes.rows.held import Piece
 from lanes.tuning import backend
@@ -74,7 +74,7 @@ def device_fetch() -> CudaFetch | None:
     if backend() != "cuda":
         return None
     try:
-        driver = CudaDriver()
+        driver = cuda_driver()
     except (OSError, CarrierFailed, AttributeError) as error:
         logger.warning("what is remembered is kept by way of managed memory, which is slow: %s", error)
         return None
@@ -164,7 +164,7 @@ def _copy_kernel(load_bytes: int) -> Any:
 class PageLockedMemory:
     """Blocks of which as many arrays as fit get a part each; larger ones have a block of their own.
 
-    Making memory takes a while, so that a thread of its own does it ahead.
+    Making memory takes a while, so that a thread of its own does it ahead, from the first array on.
     """
 
     def __init__(self, page_locked: Callable[[int], int], is_ahead: bool = True) -> None:
@@ -174,8 +174,7 @@ class PageLockedMemory:
         self._lock = Lock()
         self._block, self._address, self._used = memoryview(b""), 0, BLOCK_BYTES
         self._runs_short = Semaphore(int(is_ahead))
-        if is_ahead:
-            Thread(target=self._make_ahead, name="page-locked memory", daemon=True).start()
+        self._thread = Thread(target=self._make_ahead, name="page-locked memory", daemon=True) if is_ahead else None
 
     def rooms(self, size: int, number: int) -> tuple[list[memoryview], list[int]]:
         """For so many arrays of one size, and where they are."""
@@ -183,6 +182,9 @@ class PageLockedMemory:
         addresses: list[int] = []
         stride = -(-size // ALIGNMENT) * ALIGNMENT
         with self._lock:
+            if self._thread is not None:
+                self._thread.start()
+                self._thread = None
             while len(views) < number:
                 if size > BLOCK_BYTES:
                     block, address = self._new_block(1 << (size - 1).bit_length())

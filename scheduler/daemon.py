@@ -31,6 +31,7 @@ from scheduler.http import Health, serve_http
 from scheduler.listener import SocketUnavailable, accept
 from scheduler.loading import build, examine
 from scheduler.loop import Loop
+from scheduler.memory import leave_out_of_collection
 from scheduler.metrics import Metrics, Readings
 from scheduler.notify import Notifier
 from scheduler.options import Options
@@ -122,6 +123,7 @@ async def _serve(
                     return
             async with open_remembering(options, engine.info, fingerprint, folder) as remembering:
                 daemon = Daemon(options, thread, engine, tokenizer, notifier, remembering)
+                leave_out_of_collection()
                 await daemon.run(signals, options_again, door)
         nursery.cancel_scope.cancel()
 

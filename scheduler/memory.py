@@ -1,5 +1,6 @@
-"""The daemon's own memory, as the operating system counts it."""
+"""The daemon's own memory: as the operating system counts it, and what of it Python looks through for garbage."""
 
+import gc
 import os
 import resource
 import sys
@@ -26,3 +27,13 @@ def _in_statm(field: int) -> int | None:
             return int(file.read().split()[field]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return None
+
+
+def leave_out_of_collection() -> None:
+    """Of garbage, all that is there now: what is loaded stays as long as the daemon.
+
+    A pass through MLX, its models and a tokenizer, some 90,000 objects, stops every thread for 45 ms on 2 cores, and
+    for 230 on an H200's host.
+    """
+    gc.collect()
+    gc.freeze()

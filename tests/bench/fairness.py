@@ -47,7 +47,7 @@ class Case:
         return [*rows, long, newcomer]
 
 
-CPU, QUICK, GPU = Case(16_000, 10.0, 5.0), Case(1000, 4.0, 2.0), Case(30_000, 2.0, 0.5)
+CPU, QUICK, GPU = Case(16_000, 10.0, 5.0), Case(1000, 4.0, 2.0), Case(30_000, 5.0, 0.5)
 ROUNDS = 3
 
 

@@ -81,7 +81,7 @@ class Watch:
         self._time(BOOKING, time.perf_counter, store, "_find", "draft", "remember")
         self._time(WRITING, time.thread_time, writer, "_write_file")
         self._time(WRITING, time.thread_time, disk_work, "free_bytes", "make_temporary", "examine", "publish")
-        self._time(FREEZING, time.perf_counter, engine.memory, "begin_freeze", "take_frozen")
+        self._time(FREEZING, time.perf_counter, engine.memory, "begin_freeze", "_whole")
         self._begin_freeze, self._step, self._engine = engine.memory.begin_freeze, engine.step, engine
         replaced: list[Any] = [engine.memory, engine]
         replaced[0].begin_freeze, replaced[1].step = self._begin_freeze_after_steps, self._timed_step

@@ -30,7 +30,7 @@ from tests.lanes.driver import INFO, Driver
 from tests.lanes.tiny import VOCABULARY, alone, prompt_of, tiny_llama
 
 # A row alone has another width: the reference BLAS adds up in the same order all the same, a GPU's kernels do not.
-TOLERANCE = 0.0 if backend() == "cpu" else 0.01
+TOLERANCE = 0.0 if backend() == "cpu" else 0.03
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from lanes.engine import MlxEngine
 from lanes.lane import Chunk, RowSpec, Sampling, Step, StepResult
 from lanes.prefill import Prefill
 from lanes.solo import RowMaker
+from lanes.tuning import backend
 from tests.lanes.driver import engine_for
 from tests.lanes.tiny import alone, prompt_of, tiny_llama
 
@@ -150,6 +151,7 @@ def test_seconds_of_a_chunk_are_told_with_its_step_also_where_the_turn_between_r
     assert told[2] == (1, 0, 1.0)
 
 
+@pytest.mark.usefixtures("mlx_lms_attention")
 @pytest.mark.parametrize("bits", [None, 8])
 def test_a_pass_between_multiples_leaves_what_the_chunk_alone_does(
     bits: int | None, monkeypatch: pytest.MonkeyPatch
@@ -168,8 +170,9 @@ def test_a_pass_between_multiples_leaves_what_the_chunk_alone_does(
     assert seen == [(70, 70), (130, 200), (99, 299), (128, 128), (192, 256), (128, 320)]
     assert [cache.offset for cache in rows[1].caches] == [299] * args.num_hidden_layers
     last = mx.array([spec.prompt[-1:]])
-    logits = [model(last, cache=row.caches) for row in rows]
-    assert mx.array_equal(*logits)
+    alone, between = (model(last, cache=row.caches) for row in rows)
+    # A GPU multiplies in TF32, and sums in another order for other lengths.
+    assert mx.abs(alone - between).max().item() <= (0.0 if backend() == "cpu" else 0.01)
 
 
 def record_lengths(model: llama.Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
