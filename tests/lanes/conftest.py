@@ -15,5 +15,5 @@ def mlx_lms_attention() -> None:
     quantized products for it, the form that is nearest."""
     attention = LaneAttention("fused", "cuda") if backend() == "cuda" else base.scaled_dot_product_attention
     for module in [module for key, module in sys.modules.items() if key.startswith("mlx_lm.models.")]:
-        if hasattr(module, NAME):
+        if hasattr(module, NAME) and module is not base:
             setattr(module, NAME, attention)
