@@ -7,18 +7,17 @@ ring is shorter than the longest of the prompts. Recurrent state would take the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
+from mlx_lm.models.cache import CacheList
 
 from lanes.lane import Chunk, RowSpec
 from lanes.rows import rows_like
 from lanes.rows.columns import ColumnRows
 from lanes.solo import RowMaker
-from lanes.thaw import GROWTH_TOKENS, leaves
 
 
 class Prefill:
@@ -35,8 +34,6 @@ class Prefill:
         self.multiple = multiple
         self.caches: list[Any] = make_row()
         self.processed = 0
-        if multiple == 1:  # a plan is for arrays of one capacity, too: there each is as long as what it holds
-            self._make_room()
 
     @property
     def is_complete(self) -> bool:
@@ -61,29 +58,12 @@ class Prefill:
         self.model(tokens[None], cache=self.caches)
         self._cut(padding)
         self.processed = chunk.stop
-        if self.is_complete:
-            self._grow_as_ever()
         return _begin(self.caches)
-
-    def _make_room(self) -> None:
-        """For the whole prompt at once, as far as caches grow: they copy all they hold each time."""
-        room_tokens = -(-len(self.spec.prompt) // GROWTH_TOKENS) * GROWTH_TOKENS
-        for cache in _growing(self.caches):
-            cache.step = room_tokens
-
-    def _grow_as_ever(self) -> None:
-        """What comes now is a token at a time."""
-        for cache in _growing(self.caches):
-            cache.step = GROWTH_TOKENS
 
     def _cut(self, tokens: int) -> None:
         if tokens:
             for cache in self.caches:
                 cache.trim(tokens)
-
-
-def _growing(caches: Sequence[Any]) -> Iterator[Any]:
-    return (cache for _, cache in leaves(caches) if type(cache) in (KVCache, QuantizedKVCache))
 
 
 def dispatch_together(make_row: RowMaker, prompts: Sequence[Prefill]) -> list[mx.array]:

@@ -5,16 +5,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models import llama
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from lanes.engine import MlxEngine
 from lanes.lane import Chunk, RowSpec, Sampling, Step, StepResult
 from lanes.prefill import Prefill
 from lanes.solo import RowMaker
-from lanes.thaw import leaves
 from lanes.tuning import backend
 from tests.lanes.driver import engine_for
-from tests.lanes.families import make_model
 from tests.lanes.tiny import alone, prompt_of, tiny_llama
 
 MODEL = tiny_llama()
@@ -176,24 +173,6 @@ def test_a_pass_between_multiples_leaves_what_the_chunk_alone_does(
     alone, between = (model(last, cache=row.caches) for row in rows)
     # A GPU multiplies in TF32, and sums in another order for other lengths.
     assert mx.abs(alone - between).max().item() <= (0.0 if backend() == "cpu" else 0.01)
-
-
-@pytest.mark.parametrize(("name", "bits"), [("llama", None), ("llama", 8), ("falcon_h1", None)])
-def test_a_prompt_has_room_for_all_of_it_from_its_first_chunk(name: str, bits: int | None) -> None:
-    """Its caches would copy all they hold for each chunk. The steps that come then are single tokens again."""
-    make_row = RowMaker(make_model(name), bits, 32)
-    prompt = Prefill(make_row, RowSpec(1, prompt_of(600, 5), Sampling()))
-
-    def capacities() -> set[int]:
-        growing = [cache for _, cache in leaves(prompt.caches) if type(cache) in (KVCache, QuantizedKVCache)]
-        return {(cache.keys if bits is None else cache.keys[0]).shape[2] for cache in growing}
-
-    for start, stop in ((0, 100), (100, 300), (300, 599)):
-        mx.eval(prompt.dispatch(Chunk(1, start, stop)))
-        assert capacities() == {768}
-    for _ in range(180):
-        make_row.model(mx.array([[7]]), cache=prompt.caches)
-    assert capacities() == {1024}
 
 
 def record_lengths(model: llama.Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
