@@ -94,8 +94,8 @@ CHUNK_SOURCE = """
     const int capacity = keys_shape[2];
     const int count = min(positions[row] + 1, capacity);
     const int added = columns[row];
-    const int first = blockIdx.y * CHUNK;
-    const int last = min(count, first + CHUNK);
+    const int first = blockIdx.y * chunk_columns[0];
+    const int last = min(count, first + chunk_columns[0]);
     if (first >= last) return;
 
     float q[SHARED_BY][E], sum[SHARED_BY][E], top[SHARED_BY], total[SHARED_BY];
@@ -194,7 +194,7 @@ JOIN_SOURCE = """
     const int row_and_key_head = blockIdx.x / SHARED_BY;
     const int splits = chunk_stats_shape[1];
     const int count = positions[row_and_key_head / KV_HEADS] + 1;
-    const int chunks = min((count + CHUNK - 1) / CHUNK, splits);
+    const int chunks = min((count + chunk_columns[0] - 1) / chunk_columns[0], splits);
     const int d = threadIdx.x;
     float top = -1e30f, sum = 0.0f, total = 0.0f;
     for (int c = 0; c < chunks; ++c) {
@@ -241,7 +241,7 @@ def _chunk_kernel(packed: bool) -> Any:
     parts = names if packed else ["keys", "values"]
     return mx.fast.cuda_kernel(
         name="laned_attend_packed_chunk" if packed else "laned_attend_chunk",
-        input_names=["queries", *parts, *(f"new_{name}" for name in parts), "columns", "positions"],
+        input_names=["queries", *parts, *(f"new_{name}" for name in parts), "columns", "positions", "chunk_columns"],
         output_names=["chunk_sum", "chunk_stats"],
         source=CHUNK_SOURCE.replace("LOAD_COLUMN", LOAD_PACKED if packed else LOAD_PLAIN),
     )
@@ -251,7 +251,7 @@ def _chunk_kernel(packed: bool) -> Any:
 def _join_kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="laned_attend_join",
-        input_names=["chunk_sum", "chunk_stats", "positions"],
+        input_names=["chunk_sum", "chunk_stats", "positions", "chunk_columns"],
         output_names=["attended"],
         source=JOIN_SOURCE,
     )
@@ -282,18 +282,18 @@ def attend_own_columns(
     assert lanes is not None, f"{heads} heads over {kv_heads} of {dim} {dtype} {packing}: not for this kernel"
     chunk_columns = columns_of_chunk(rows * kv_heads, min(read_width, capacity))
     splits = -(-min(read_width, capacity) // chunk_columns)
+    chunk = _int32(chunk_columns)
     shared_by = heads // kv_heads
     constants: list[tuple[str, Any]] = [
         ("T", dtype),
         ("DIM", dim),
         ("KV_HEADS", kv_heads),
         ("SHARED_BY", shared_by),
-        ("CHUNK", chunk_columns),
     ]
     scale_bits = struct.unpack("i", struct.pack("f", scale * math.log2(math.e)))[0]
     layout = [("BITS", packing.bits), ("GROUP_SIZE", packing.group_size)] if packing else []
     sums, stats = _chunk_kernel(packing is not None)(
-        inputs=[queries, *parts, *new, columns, positions],
+        inputs=[queries, *parts, *new, columns, positions, chunk],
         template=[
             *layout,
             *constants,
@@ -308,7 +308,7 @@ def attend_own_columns(
         output_dtypes=[mx.float32, mx.float32],
     )
     (attended,) = _join_kernel()(
-        inputs=[sums, stats, positions],
+        inputs=[sums, stats, positions, chunk],
         template=constants,
         grid=(rows * heads * dim, 1, 1),
         threadgroup=(dim, 1, 1),
@@ -319,7 +319,14 @@ def attend_own_columns(
     return result
 
 
+@cache
+def _int32(value: int) -> mx.array:
+    """For a kernel to read: as a template argument each value would be a kernel of its own, compiled for seconds when
+    rows first are so long."""
+    return mx.array([value], dtype=mx.int32)
+
+
 def columns_of_chunk(rows_and_key_heads: int, columns: int) -> int:
-    """As many as leave the device enough blocks to do: of four sizes, since each is a kernel to be compiled."""
+    """As many as leave the device enough blocks to do."""
     fitting = (size for size in CHUNK_SIZES if rows_and_key_heads * -(-columns // size) >= ENOUGH_BLOCKS)
     return next(fitting, CHUNK_SIZES[-1])
