@@ -8,8 +8,8 @@ to a graph were slower. Of plans for attention it keeps 128, and a new one takes
 Of both it counts what it had to build in all its life, and ends the process at twice as many as it keeps, unless it is
 told not to: its sources say so, and others' servers have died of it. Whoever serves all kinds of prompts gets there.
 
-Kernels are compiled at their first use, seconds each, and kept in files: under /tmp, which a reboot empties and a
-service has for itself, if not told otherwise.
+Its own kernels are compiled at their first use, seconds each, and kept in files: under /tmp, which a reboot empties and
+a service has for itself, if not told otherwise.
 """
 
 import os
