@@ -38,9 +38,18 @@ def warm_up(engine: Engine, progress: Callable[[int, int, str], None]) -> None:
     """On an engine without rows, which has none afterwards. progress: see lanes.load; it may raise to end this."""
     logger.info("warming up; at the first start this device's kernels are compiled, which takes a minute or two")
     began_s = time.perf_counter()
+
+    def report() -> None:
+        progress(0, 0, PHASE)
+
     most_tokens = (engine.info.context_tokens or math.inf) - STEPS
     long, short = (int(min(tokens, most_tokens - 1)) for tokens in (LONG_TOKENS, SHORT_TOKENS))
     row_ids = count(-1, -1)  # no request has these
+    multiple = engine.info.chunk_multiple
+    if multiple > 1:  # the lengths that a short prompt's only chunk may have: each is planned
+        for tokens in range(multiple, long + 1, multiple):
+            if not _play(engine, [RowSpec(next(row_ids), (1,) * (1 + tokens), Sampling())], report, steps=0):
+                return
     for num_rows in ROWS:
         if num_rows > engine.info.max_rows:
             break
@@ -48,13 +57,13 @@ def warm_up(engine: Engine, progress: Callable[[int, int, str], None]) -> None:
             RowSpec(next(row_ids), (1,) * (1 + (long if index == 0 else short)), SAMPLINGS[index % len(SAMPLINGS)])
             for index in range(num_rows)
         ]
-        if not _play(engine, specs, lambda: progress(0, 0, PHASE)):
+        if not _play(engine, specs, report, STEPS):
             return
     logger.info("warmed up in %.1f s", time.perf_counter() - began_s)
 
 
-def _play(engine: Engine, specs: list[RowSpec], report: Callable[[], None]) -> bool:
-    """From the prompts to where all rows have left, frozen; whether nothing failed."""
+def _play(engine: Engine, specs: list[RowSpec], report: Callable[[], None], steps: int) -> bool:
+    """From the prompts to where all rows have left, after so many steps frozen; whether nothing failed."""
     rows = tuple(spec.row_id for spec in specs)
 
     def turn(step: Step) -> StepResult:
@@ -69,12 +78,12 @@ def _play(engine: Engine, specs: list[RowSpec], report: Callable[[], None]) -> b
     turn(Step(admit=tuple(specs)))
     for spec in specs:
         turn(Step(chunk=Chunk(spec.row_id, 0, len(spec.prompt) - 1)))
-    if not failed:
+    is_frozen = steps > 0 and not failed and engine.info.remembers != "nothing"
+    if steps and not failed:
         turn(Step(merge=rows))
-        for _ in range(STEPS - 1):
+        for _ in range(steps - 1):
             turn(Step())
-    is_frozen = not failed and engine.info.remembers != "nothing"
-    freeze = tuple(Freeze(spec.row_id, 0, len(spec.prompt) - 1 + STEPS) for spec in specs if is_frozen)
+    freeze = tuple(Freeze(spec.row_id, 0, len(spec.prompt) - 1 + steps) for spec in specs if is_frozen)
     result = turn(Step(freeze=freeze, leave=tuple(row_id for row_id in rows if row_id not in failed)))
     while result.in_flight:
         result = turn(Step())

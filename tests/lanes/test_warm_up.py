@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lanes.forward import CompiledForward
-from lanes.lane import RowSpec, Sampling
-from lanes.warm_up import PHASE, ROWS, warm_up
+from lanes.lane import RowSpec, Sampling, Step, StepResult
+from lanes.warm_up import LONG_TOKENS, PHASE, ROWS, warm_up
 from tests.lanes.driver import Driver, engine_for
 from tests.lanes.test_thaw import every_kind, rows_of
 from tests.lanes.tiny import alone, prompt_of, tiny_llama
@@ -57,6 +57,23 @@ def test_a_short_context_is_kept_to() -> None:
     engine.step = watched  # type: ignore[assignment, method-assign]
     warm_up(engine, heard)
     assert 32 < max(lengths) <= 64
+
+
+def test_lengths_that_are_planned_each_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_for(tiny_llama(), max_rows=1)
+    engine.info = replace(engine.info, chunk_multiple=256, max_rows=1)
+    step, chunks = engine.step, []
+
+    def watched(planned: Step) -> StepResult:
+        if planned.chunk:
+            chunks.append(planned.chunk.stop - planned.chunk.start)
+        return step(planned)
+
+    monkeypatch.setattr(engine, "step", watched)
+    warm_up(engine, heard)
+    assert chunks == [*range(256, LONG_TOKENS + 1, 256), LONG_TOKENS]
+    engine.check()
+    assert (engine.gauges().slots_used, engine.gauges().cache_bytes) == (0, 0)
 
 
 def test_it_can_be_stopped() -> None:
