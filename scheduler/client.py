@@ -176,7 +176,8 @@ class Client:
         return reply.report
 
     async def flush(self) -> bool:
-        """Return when all that the daemon has remembered so far is on disk or given up; whether all is on disk."""
+        """Return when all that the daemon has remembered so far is on disk or given up; whether all of it is on disk,
+        and nothing was given up since this client came or asked last."""
         reply = await self._question(Flush())
         assert isinstance(reply, Flushed)
         return reply.on_disk

@@ -94,8 +94,13 @@ class Service(Protocol):
         """Load or unload an adapter; returns what to reply. Raises errors.Refused."""
         ...
 
+    @property
+    def num_given_up(self) -> int:
+        """How much has been given up so far that was remembered, and is gone for good."""
+        ...
+
     async def flush(self) -> bool:
-        """Return when all that was remembered before is on disk or given up; whether all of it is on disk."""
+        """Return when all that is remembered is on disk or given up; whether all of it is on disk."""
         ...
 
 
@@ -140,6 +145,8 @@ class Connection:
         self._rows: dict[protocol.RequestId, int | None] = {}
         # How many of its answers have yet to end.
         self._num_left: dict[protocol.RequestId, int] = {}
+        # What was given up before the client came, or has been told.
+        self._num_given_up = service.num_given_up
         self._greeted = False
         self._closing = False
         # Here waits the sender for replies, and there one who waits for the end of a request.
@@ -240,7 +247,7 @@ class Connection:
                 case protocol.AskStatus():
                     self._put(self._service.status())
                 case protocol.Flush():
-                    self._put(protocol.Flushed(await self._service.flush()))
+                    self._put(protocol.Flushed(await self._flush()))
                 case protocol.LoadAdapter() | protocol.UnloadAdapter() as message:
                     await self._change_adapters(message)
                 case protocol.ClientHello():
@@ -302,6 +309,11 @@ class Connection:
                 "(--max-requests-per-connection); try again later",
                 self._service.retry_after_s,
             )
+
+    async def _flush(self) -> bool:
+        is_on_disk = await self._service.flush()
+        before, self._num_given_up = self._num_given_up, self._service.num_given_up
+        return is_on_disk and self._num_given_up == before
 
     async def _change_adapters(self, message: protocol.LoadAdapter | protocol.UnloadAdapter) -> None:
         try:

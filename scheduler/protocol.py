@@ -99,7 +99,8 @@ array; {x} a map. A field with ? may be left out, or nil, and then stands for wh
     status  report: {}                           for people and dashboards; its keys are no part of this protocol
     pong    nonce?                               the ping's
     adapters  id, names: [text]                  the adapter is loaded or unloaded; these are there now
-    flushed on_disk: bool                        all of it: false where some was given up, or no store on disk is there
+    flushed on_disk: bool                        all of it: false where some was given up since the connection began or
+                                                 flushed last, or no store on disk is there
 
 A message of a chat, and a tool_call in it or in an answer:
 
@@ -109,10 +110,9 @@ A message of a chat, and a tool_call in it or in an answer:
                function: {name: text (1..128 chars), arguments: text}   arguments are JSON
 
 For each submit there are deltas (none where stream is false), then exactly one done or error; with n answers one for
-each, an error then with its index, or one error without an index, which refuses them all. Status, pong and
-flushed come in the order of their questions. The daemon refuses fields it does not know, as a misspelt option must not
-be dropped in silence; a client ignores fields and types it does not know, so that the daemon may learn to say more in
-this version.
+each, an error then with its index, or one error without an index, which refuses them all. Status, pong and flushed come
+in the order of their questions. The daemon refuses fields it does not know, as a misspelt option must not be dropped in
+silence; a client ignores fields and types it does not know, so that the daemon may learn to say more in this version.
 
 A client that shuts down only its writing side still gets its replies. One that closes has its requests cancelled. One
 that stops reading gets fewer and larger deltas, and is cut off after a time, or a number of unsent bytes.

@@ -169,6 +169,10 @@ class Service:
             self.adapters.unload(message.name)
         return Adapters(message.id, tuple(self.adapters.report()))
 
+    @property
+    def num_given_up(self) -> int:
+        return 0 if self.store is None else self.store.num_given_up
+
     async def flush(self) -> bool:
         """See scheduler.connection.Service."""
         if self.store is None or not self.store.is_kept:

@@ -45,6 +45,7 @@ class Memory:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
         self.num_evicted = 0
+        self.num_given_up = 0  # vanished for lack of room and were never on disk
         self._index: PrefixIndex[Entry] = PrefixIndex()
         # By id, least recently used first.
         self._resident: OrderedDict[str, Entry] = OrderedDict()
@@ -182,6 +183,7 @@ class Memory:
             if entry.buffers is not None:
                 return
             if entry.kept is None:
+                self.num_given_up += 1
                 self.forget(entry)
                 return
             if entry.pins or self._index.num_children(segment.id):

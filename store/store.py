@@ -268,6 +268,11 @@ class Store:
             self._writer.put(entry)
         self._memory.unpin(chain)
 
+    @property
+    def num_given_up(self) -> int:
+        """Segments that are neither in memory nor on disk, as there was no room for them in time."""
+        return self._num_dropped + self._memory.num_given_up
+
     async def flush(self) -> bool:
         """Return when all that was remembered before is on disk, or was dropped; whether all of it is on disk. Raises
         KeeperAway if that has to wait."""

@@ -45,6 +45,7 @@ class EchoService:
         self.num_rows = 0
         self.num_cancelled = 0
         self.adapters: dict[str, str] = {}
+        self.num_given_up = 0
 
     @property
     def retry_after_s(self) -> float:
@@ -55,6 +56,10 @@ class EchoService:
 
     def status(self) -> Status:
         return Status({"running": len(self.rows)})
+
+    async def flush(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
 
     async def submit(self, message: Submit, reply: Callable[[Reply], None]) -> int:
         await trio.lowlevel.checkpoint()

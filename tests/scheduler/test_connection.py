@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.connection import Limits
 from tests.scheduler.echo import serving
-from tests.scheduler.raw import connected, submit
+from tests.scheduler.raw import Raw, connected, submit
 from tests.scheduler.trio_test import trio_test
 
 
@@ -52,6 +52,22 @@ async def test_many_requests_run_on_one_connection(path: Path) -> None:
             else:
                 assert message["type"] == "done"
                 assert texts[message["id"]].split() == prompts.pop(message["id"]).split()
+
+
+@trio_test
+async def test_who_flushes_is_told_what_was_given_up_since_it_came_or_asked(path: Path) -> None:
+    async def is_on_disk(raw: Raw) -> Any:
+        await raw.send({"type": "flush"})
+        return (await raw.next() or {})["on_disk"]
+
+    async with serving(path) as daemon:
+        daemon.service.num_given_up = 3
+        async with connected(path) as one, connected(path) as other:
+            assert await is_on_disk(one)
+            daemon.service.num_given_up = 5
+            assert not await is_on_disk(one)
+            assert await is_on_disk(one)
+            assert not await is_on_disk(other)
 
 
 @trio_test

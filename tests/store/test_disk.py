@@ -285,6 +285,22 @@ async def test_a_flush_writes_what_could_not_wait_to_be_written(kind: str, tmp_p
         assert store.stats().written_segments == 3
 
 
+@KINDS
+@trio_test
+async def test_what_there_was_no_room_for_in_time_is_told(kind: str, tmp_path: Path) -> None:
+    """Neither in memory nor in the queue: it is gone, whatever is written after it."""
+    async with store_on(kind, tmp_path / "store", memory_bytes=0, queue_bytes=30 * 16) as store:
+        for tokens in ([1] * 20, [2] * 20, [3] * 20):
+            remember(store, ANYWHERE, tokens)
+        await store.flush()
+        assert store.stats().written_segments + store.num_given_up == 3
+        assert store.num_given_up >= 1
+        before = store.num_given_up
+        remember(store, ANYWHERE, [4] * 20)
+        assert await store.flush()
+        assert store.num_given_up == before
+
+
 @trio_test
 async def test_who_only_reads_drops_nothing_and_has_nothing_on_disk(tmp_path: Path) -> None:
     async with store_on("embedded", tmp_path / "store") as store:
