@@ -24,6 +24,8 @@ REPORT = {"version": "9.9", "model": {"name": "fake"}, "rows": {"running": 1, "m
 class FakeService:
     """Answers every request with WORDS, or as told."""
 
+    num_given_up = 0
+
     def __init__(self, words: list[str], refusal: Refused | None = None, endless: bool = False) -> None:
         self.words = words
         self.refusal = refusal
