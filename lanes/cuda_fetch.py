@@ -185,12 +185,10 @@ class PageLockedMemory:
             if self._thread is not None:
                 self._thread.start()
                 self._thread = None
+            if size > BLOCK_BYTES:
+                blocks = [self._new_block(1 << (size - 1).bit_length()) for _ in range(number)]
+                return [block[:size] for block, _ in blocks], [address for _, address in blocks]
             while len(views) < number:
-                if size > BLOCK_BYTES:
-                    block, address = self._new_block(1 << (size - 1).bit_length())
-                    views.append(block[:size])
-                    addresses.append(address)
-                    continue
                 if self._used + size > BLOCK_BYTES:
                     self._block, self._address = self._new_block(BLOCK_BYTES)
                     self._used = 0

@@ -98,12 +98,11 @@ def freeze(
 
 def _of_columns(held: Held, found: Sequence[Piece], ranges: tuple[Range, ...]) -> Iterator[Source]:
     num_columns = sum(piece.num_columns for piece in found)
-    alike: defaultdict[tuple[mx.Dtype, tuple[int, ...]], list[int]] = defaultdict(list)
-    for index, array in enumerate(held.arrays):
-        alike[array.dtype, array.shape].append(index)
-    for (dtype, (_, heads, _, dim)), indices in alike.items():
-        name, shape = dtype_name(dtype), (heads, num_columns, dim)
-        specs = [TensorSpec(held.names[index], name, shape, ranges) for index in indices]
+    for indices in _alike(held.arrays):
+        first = held.arrays[indices[0]]
+        _, heads, _, dim = first.shape
+        dtype, shape = dtype_name(first.dtype), (heads, num_columns, dim)
+        specs = [TensorSpec(held.names[index], dtype, shape, ranges) for index in indices]
         yield Source(specs, [piece._replace(arrays=tuple([piece.arrays[i] for i in indices])) for piece in found])
 
 
@@ -114,9 +113,9 @@ def _of_state(name: str, array: mx.array, at: int) -> Source:
 
 
 def _copied(sources: Sequence[Source]) -> Fetched:
-    """By MLX, and evaluated."""
+    """By MLX, those of one shape and type in one operation, up to GROUP_BYTES of them; evaluated."""
     arrays = [array for source in sources for array in joined_views(source.pieces)]
-    groups = _alike(arrays)
+    groups = [g for each in _alike(arrays) for g in in_groups(each, lambda index: arrays[index].nbytes, GROUP_BYTES)]
     together = [joined_copy([arrays[index] for index in group]) for group in groups]
     flat: list[Any] = [array.flatten().view(mx.uint8) for array in together]
     mx.eval(flat)
@@ -129,13 +128,11 @@ def _copied(sources: Sequence[Source]) -> Fetched:
 
 
 def _alike(arrays: Sequence[mx.array]) -> list[list[int]]:
-    """Which arrays are copied by one operation: those of one shape and type, up to GROUP_BYTES of them."""
-    kinds: dict[tuple[tuple[int, ...], mx.Dtype], list[int]] = {}
+    """Which of them are of one shape and type."""
+    kinds: defaultdict[tuple[tuple[int, ...], mx.Dtype], list[int]] = defaultdict(list)
     for index, array in enumerate(arrays):
-        kinds.setdefault((array.shape, array.dtype), []).append(index)
-    return [
-        group for kind in kinds.values() for group in in_groups(kind, lambda index: arrays[index].nbytes, GROUP_BYTES)
-    ]
+        kinds[array.shape, array.dtype].append(index)
+    return list(kinds.values())
 
 
 @cache
