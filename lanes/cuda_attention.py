@@ -14,10 +14,11 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
+
+from lanes.cuda_kernel import Kernel
 
 THREADS = 128
 CHUNK_SIZES = (512, 256, 128, 64)
@@ -91,11 +92,10 @@ CHUNK_SOURCE = """
     const int group = threadIdx.x / LANES;
     const int row = blockIdx.x / KV_HEADS;
     const int num_splits = gridDim.y;
-    const int capacity = keys_shape[2];
     const int count = min(positions[row] + 1, capacity);
     const int added = columns[row];
-    const int first = blockIdx.y * chunk_columns[0];
-    const int last = min(count, first + chunk_columns[0]);
+    const int first = blockIdx.y * chunk_columns;
+    const int last = min(count, first + chunk_columns);
     if (first >= last) return;
 
     float q[SHARED_BY][E], sum[SHARED_BY][E], top[SHARED_BY], total[SHARED_BY];
@@ -192,9 +192,8 @@ CHUNK_SOURCE = """
 JOIN_SOURCE = """
     const int head = blockIdx.x % SHARED_BY;
     const int row_and_key_head = blockIdx.x / SHARED_BY;
-    const int splits = chunk_stats_shape[1];
     const int count = positions[row_and_key_head / KV_HEADS] + 1;
-    const int chunks = min((count + chunk_columns[0] - 1) / chunk_columns[0], splits);
+    const int chunks = min((count + chunk_columns - 1) / chunk_columns, splits);
     const int d = threadIdx.x;
     float top = -1e30f, sum = 0.0f, total = 0.0f;
     for (int c = 0; c < chunks; ++c) {
@@ -235,26 +234,18 @@ def lanes_per_column(
     return lanes if fits else None
 
 
-@cache
-def _chunk_kernel(packed: bool) -> Any:
-    names = ["keys", "key_scales", "key_biases", "values", "value_scales", "value_biases"]
-    parts = names if packed else ["keys", "values"]
-    return mx.fast.cuda_kernel(
-        name="laned_attend_packed_chunk" if packed else "laned_attend_chunk",
-        input_names=["queries", *parts, *(f"new_{name}" for name in parts), "columns", "positions", "chunk_columns"],
-        output_names=["chunk_sum", "chunk_stats"],
-        source=CHUNK_SOURCE.replace("LOAD_COLUMN", LOAD_PACKED if packed else LOAD_PLAIN),
-    )
+def _chunk_kernel(name: str, parts: Sequence[str], load: str) -> Kernel:
+    inputs = ("queries", *parts, *(f"new_{part}" for part in parts), "columns", "positions")
+    source = CHUNK_SOURCE.replace("LOAD_COLUMN", load)
+    return Kernel(name, inputs, ("chunk_sum", "chunk_stats"), ("capacity", "chunk_columns"), source)
 
 
-@cache
-def _join_kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="laned_attend_join",
-        input_names=["chunk_sum", "chunk_stats", "positions", "chunk_columns"],
-        output_names=["attended"],
-        source=JOIN_SOURCE,
-    )
+PACKED_PARTS = ("keys", "key_scales", "key_biases", "values", "value_scales", "value_biases")
+CHUNK = _chunk_kernel("attend_chunk", ("keys", "values"), LOAD_PLAIN)
+PACKED_CHUNK = _chunk_kernel("attend_packed_chunk", PACKED_PARTS, LOAD_PACKED)
+JOIN = Kernel(
+    "attend_join", ("chunk_sum", "chunk_stats", "positions"), ("attended",), ("splits", "chunk_columns"), JOIN_SOURCE
+)
 
 
 def attend_own_columns(
@@ -282,48 +273,29 @@ def attend_own_columns(
     assert lanes is not None, f"{heads} heads over {kv_heads} of {dim} {dtype} {packing}: not for this kernel"
     chunk_columns = columns_of_chunk(rows * kv_heads, min(read_width, capacity))
     splits = -(-min(read_width, capacity) // chunk_columns)
-    chunk = _int32(chunk_columns)
     shared_by = heads // kv_heads
-    constants: list[tuple[str, Any]] = [
-        ("T", dtype),
-        ("DIM", dim),
-        ("KV_HEADS", kv_heads),
-        ("SHARED_BY", shared_by),
-    ]
+    constants: dict[str, Any] = {"T": dtype, "DIM": dim, "KV_HEADS": kv_heads, "SHARED_BY": shared_by}
     scale_bits = struct.unpack("i", struct.pack("f", scale * math.log2(math.e)))[0]
-    layout = [("BITS", packing.bits), ("GROUP_SIZE", packing.group_size)] if packing else []
-    sums, stats = _chunk_kernel(packing is not None)(
-        inputs=[queries, *parts, *new, columns, positions, chunk],
-        template=[
-            *layout,
-            *constants,
-            ("LANES", lanes),
-            ("THREADS", THREADS),
-            ("UNROLL", UNROLL),
-            ("SCALE_BITS", scale_bits),
-        ],
-        grid=(rows * kv_heads * THREADS, splits, 1),
-        threadgroup=(THREADS, 1, 1),
-        output_shapes=[(rows * kv_heads, splits, shared_by, dim), (rows * kv_heads, splits, shared_by, 2)],
-        output_dtypes=[mx.float32, mx.float32],
+    layout = {"BITS": packing.bits, "GROUP_SIZE": packing.group_size} if packing else {}
+    sums, stats = (PACKED_CHUNK if packing else CHUNK)(
+        [queries, *parts, *new, columns, positions],
+        (capacity, chunk_columns),
+        constants | layout | {"LANES": lanes, "THREADS": THREADS, "UNROLL": UNROLL, "SCALE_BITS": scale_bits},
+        blocks=(rows * kv_heads, splits),
+        threads=THREADS,
+        shapes=[(rows * kv_heads, splits, shared_by, dim), (rows * kv_heads, splits, shared_by, 2)],
+        dtypes=[mx.float32, mx.float32],
     )
-    (attended,) = _join_kernel()(
-        inputs=[sums, stats, positions, chunk],
-        template=constants,
-        grid=(rows * heads * dim, 1, 1),
-        threadgroup=(dim, 1, 1),
-        output_shapes=[queries.shape],
-        output_dtypes=[queries.dtype],
+    (attended,) = JOIN(
+        [sums, stats, positions],
+        (splits, chunk_columns),
+        constants,
+        blocks=(rows * heads, 1),
+        threads=dim,
+        shapes=[queries.shape],
+        dtypes=[queries.dtype],
     )
-    result: mx.array = attended
-    return result
-
-
-@cache
-def _int32(value: int) -> mx.array:
-    """For a kernel to read: as a template argument each value would be a kernel of its own, compiled for seconds when
-    rows first are so long."""
-    return mx.array([value], dtype=mx.int32)
+    return attended
 
 
 def columns_of_chunk(rows_and_key_heads: int, columns: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from store.checkpoint import CarrierFailed
 
 # Of the driver's interface: cuda.h.
-_CONCURRENT_MANAGED_ACCESS: Final = 89
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _CONCURRENT_MANAGED_ACCESS = 75, 76, 89
 
 # What is locked is pages, each by itself: 1.6 ms for 4 MiB of small ones.
 HUGE_PAGE_BYTES: Final = 2 << 20
@@ -27,12 +27,20 @@ class CudaDriver:
         self.device = ctypes.c_int()
         self.call("cuInit", ctypes.c_uint(0))
         self.call("cuDeviceGet", ctypes.byref(self.device), ctypes.c_int(0))
-        shared = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(shared), ctypes.c_int(_CONCURRENT_MANAGED_ACCESS), self.device)
-        if not shared.value:
+        if not self._attribute(_CONCURRENT_MANAGED_ACCESS):
             raise CarrierFailed("host and device cannot use managed memory at the same time")
         self._context = self.made("cuDevicePrimaryCtxRetain", self.device)
         self._locked: list[mmap.mmap] = []
+
+    @property
+    def architecture(self) -> int:
+        """90 for 9.0."""
+        return 10 * self._attribute(_CAPABILITY_MAJOR) + self._attribute(_CAPABILITY_MINOR)
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), self.device)
+        return value.value
 
     def enter(self) -> None:
         """The context is the thread's own affair."""

@@ -23,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from lanes.cuda_driver import cuda_driver
+from lanes.cuda_kernel import Kernel, KernelFailed
 from lanes.freeze import Fetched, Source
 from lanes.rows.held import Piece
 from lanes.tuning import backend
@@ -66,6 +67,8 @@ COPY_SOURCE = """
     if (blockIdx.x == 0 && threadIdx.x == 0) done[blockIdx.y] = 1;
 """
 PLACE_INTS: Final = 8
+_NAMES: Final = tuple(f"source{index}" for index in range(NUM_ARRAYS))
+COPY: Final = Kernel("fetch", (*_NAMES, "places"), ("done",), (), COPY_SOURCE.replace("SOURCES", ", ".join(_NAMES)))
 
 
 @cache
@@ -86,19 +89,22 @@ class CudaFetch:
 
     def __init__(self, memory: PageLockedMemory) -> None:
         self._memory = memory
-        self._has_failed = False
+        self._has_failed = self._has_no_kernel = False
 
     def __call__(self, sources: Sequence[Source]) -> Fetched | None:
-        sizes = [(source.specs[0].nbytes, len(source.specs)) for source in sources]
-        if not all(size for size, _ in sizes):
+        if self._has_no_kernel or not all(source.specs[0].nbytes for source in sources):
             return None
         try:
-            rooms = [self._memory.rooms(size, number) for size, number in sizes]
-        except CarrierFailed as error:
+            return self._begun(sources)
+        except (CarrierFailed, KernelFailed) as error:
             if not self._has_failed:
                 logger.warning("what is remembered is kept by way of managed memory, which is slow: %s", error)
             self._has_failed = True
+            self._has_no_kernel = isinstance(error, KernelFailed)
             return None
+
+    def _begun(self, sources: Sequence[Source]) -> Fetched:
+        rooms = [self._memory.rooms(source.specs[0].nbytes, len(source.specs)) for source in sources]
         copies: defaultdict[tuple[mx.Dtype, int], list[tuple[Piece, Places]]] = defaultdict(list)
         for source, (_, addresses) in zip(sources, rooms, strict=True):
             for piece, places in _with_places(source, addresses):
@@ -137,28 +143,16 @@ def _launches(copies: Sequence[tuple[Piece, Places]], load_bytes: int) -> Iterat
 
 def copy(arrays: Sequence[mx.array], places: Places, load_bytes: int) -> mx.array:
     """NUM_ARRAYS at most, of one type, whose rows of dim elements are whole loads; lazy."""
-    (done,) = _copy_kernel(load_bytes)(
-        inputs=[*arrays, *[arrays[0]] * (NUM_ARRAYS - len(arrays)), mx.array(places)],
-        template=[("T", arrays[0].dtype)],
-        grid=(BLOCKS * THREADS, len(arrays), 1),
-        threadgroup=(THREADS, 1, 1),
-        output_shapes=[(NUM_ARRAYS,)],
-        output_dtypes=[mx.int32],
+    (done,) = COPY(
+        [*arrays, *[arrays[0]] * (NUM_ARRAYS - len(arrays)), mx.array(places)],
+        (),
+        {"T": arrays[0].dtype, "Load": LOADS[load_bytes], "PLACE_INTS": PLACE_INTS},
+        blocks=(BLOCKS, len(arrays)),
+        threads=THREADS,
+        shapes=[(NUM_ARRAYS,)],
+        dtypes=[mx.int32],
     )
-    result: mx.array = done
-    return result
-
-
-@cache
-def _copy_kernel(load_bytes: int) -> Any:
-    names = [f"source{index}" for index in range(NUM_ARRAYS)]
-    source = COPY_SOURCE.replace("SOURCES", ", ".join(names)).replace("PLACE_INTS", str(PLACE_INTS))
-    return mx.fast.cuda_kernel(
-        name=f"laned_fetch_{load_bytes}",
-        input_names=[*names, "places"],
-        output_names=["done"],
-        source=f"using Load = {LOADS[load_bytes]};{source}",
-    )
+    return done
 
 
 class PageLockedMemory:

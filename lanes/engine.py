@@ -17,7 +17,7 @@ from lanes.cuda_carrier import device_carrier
 from lanes.cuda_fetch import device_fetch
 from lanes.decoder import NOTHING, Decoder, Dispatched, Queued
 from lanes.grammar import GrammarError, Grammars
-from lanes.kept_memory import bound_kept_memory, release_if_full
+from lanes.kept_memory import KeptMemory
 from lanes.lane import (
     Adapter,
     Chunk,
@@ -93,7 +93,7 @@ class MlxEngine:
         self._queued = NOTHING
         self._untold_since_s: float | None = None
         self._queueing_s = 0.0  # since then
-        bound_kept_memory()
+        self._kept_memory = KeptMemory()
 
     def step(self, step: Step) -> StepResult:
         """Carry out a turn; see lanes.lane.Step for the order."""
@@ -157,7 +157,7 @@ class MlxEngine:
             self._queueing_s = 0.0
         for row_id, _ in self._failures:
             self._forget(row_id)
-        release_if_full()
+        self._kept_memory.let_go(is_idle=not (len(self.decoder) or self._prompts or self._aside))
         return StepResult(
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
