@@ -156,7 +156,8 @@ class Compiler:
             try:
                 self._call("nvrtcCompileProgram", made, len(options), options)
             except KernelFailed as error:
-                raise KernelFailed(f"{error}: {self._text('ProgramLog', made).decode(errors='replace')}") from None
+                log = self._text("ProgramLog", made).rstrip(b"\n\0").decode(errors="replace")
+                raise KernelFailed(f"{error}: {log}") from None
             return self._text("CUBIN" if self._is_known else "PTX", made)
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(made))

@@ -1,8 +1,8 @@
 """Does every kind of work once before anybody waits for it.
 
-On CUDA MLX compiles each kernel at its first use, some seconds each, and keeps it in a file for the next start; those of
-ours take a fraction of a second at every start (lanes.cuda_kernel). It plans attention for each new pair of lengths; and
-a step's shape is traced when it has come a few times. Whoever sends the first request would take all that for a hang.
+On CUDA MLX compiles each kernel at its first use, some seconds each, and keeps it in a file for the next start; those
+of ours take a fraction of a second at every start (lanes.cuda_kernel). It plans attention for each new pair of lengths,
+and a step's shape is traced when it has come a few times. Whoever sends the first request would take it for a hang.
 """
 
 from __future__ import annotations
