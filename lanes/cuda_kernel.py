@@ -7,7 +7,7 @@ what it has compiled so it does not keep. Compiled here, without a header, it ta
 from __future__ import annotations
 
 import ctypes
-import logging
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-import xxhash
 
 from lanes.cuda_driver import cuda_driver
-
-logger = logging.getLogger(__name__)
 
 PRELUDE: Final = """
 typedef unsigned char uint8_t;
@@ -127,7 +124,7 @@ def _compiled(
     kernel: Kernel, types: tuple[mx.Dtype, ...], constants: tuple[tuple[str, Constant], ...]
 ) -> tuple[str, bytes]:
     """Its name, which MLX knows it by from then on, and its code."""
-    digest = xxhash.xxh3_64_hexdigest(kernel.program("", types, constants).encode())
+    digest = hashlib.blake2b(kernel.program("", types, constants).encode(), digest_size=8).hexdigest()
     name = f"laned_{kernel.name}_{digest}"
     return name, _compiler().compile(kernel.program(name, types, constants))
 
