@@ -64,6 +64,11 @@ class GrammarCompiler:
         with suppress(GrammarError), self._lock:
             self._tables = self._tables or self._read_tokenizer()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the tokenizer has been read, which it never is where grammars are not for it."""
+        return self._tables is not None
+
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises GrammarError."""
         with self._lock:

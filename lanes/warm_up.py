@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final
 
 from lanes.forward import COMPILE_AFTER
-from lanes.lane import Chunk, Engine, Freeze, RowSpec, Sampling, Step, StepResult
+from lanes.lane import Chunk, Engine, Freeze, Grammar, RowSpec, Sampling, Step, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,12 @@ SAMPLINGS: Final = (
     Sampling(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     Sampling(temperature=0.7, xtc_probability=0.1, logit_bias=((1, 0.5),)),
 )
+ANYTHING: Final = Grammar("regex", r"(.|\n)*")
 
 
-def warm_up(engine: Engine, progress: Callable[[int, int, str], None]) -> None:
-    """On an engine without rows, which has none afterwards. progress: see lanes.load; it may raise to end this."""
+def warm_up(engine: Engine, progress: Callable[[int, int, str], None], *, has_grammars: bool) -> None:
+    """On an engine without rows, which has none afterwards. progress: see lanes.load; it may raise to end this.
+    has_grammars: whether rows may have one."""
     logger.info("warming up; at the first start this device's kernels are compiled, which takes a minute or two")
     began_s = time.perf_counter()
 
@@ -50,11 +52,12 @@ def warm_up(engine: Engine, progress: Callable[[int, int, str], None]) -> None:
         for tokens in range(multiple, long + 1, multiple):
             if not _play(engine, [RowSpec(next(row_ids), (1,) * (1 + tokens), Sampling())], report, steps=0):
                 return
+    samplings = (*SAMPLINGS[:1], *([Sampling(grammar=ANYTHING)] if has_grammars else []), *SAMPLINGS[1:])
     for num_rows in ROWS:
         if num_rows > engine.info.max_rows:
             break
         specs = [
-            RowSpec(next(row_ids), (1,) * (1 + (long if index == 0 else short)), SAMPLINGS[index % len(SAMPLINGS)])
+            RowSpec(next(row_ids), (1,) * (1 + (long if index == 0 else short)), samplings[index % len(samplings)])
             for index in range(num_rows)
         ]
         if not _play(engine, specs, report, STEPS):

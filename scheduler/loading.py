@@ -74,7 +74,7 @@ def build(options: Options, progress: LoadProgress) -> tuple[Engine, Tokenizer, 
     if engine.info.backend == "cuda":
         from lanes.warm_up import warm_up
 
-        warm_up(engine, progress)
+        warm_up(engine, progress, has_grammars=loaded.tokenizer.grammars.is_ready)
     if options.store is None and options.store_socket is None:
         return engine, loaded.tokenizer, ""
     from lanes.fingerprint import fingerprint

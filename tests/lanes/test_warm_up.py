@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from lanes.forward import CompiledForward
+from lanes.grammar import Grammars, Mask
 from lanes.lane import RowSpec, Sampling, Step, StepResult
 from lanes.warm_up import LONG_TOKENS, PHASE, ROWS, warm_up
 from tests.lanes.driver import Driver, engine_for
+from tests.lanes.test_grammar import engine as engine_with_grammars
 from tests.lanes.test_thaw import every_kind, rows_of
 from tests.lanes.tiny import alone, prompt_of, tiny_llama
 
@@ -25,7 +28,7 @@ def test_it_leaves_nothing_behind(kind: str, caplog: pytest.LogCaptureFixture) -
     engine = rows_of(kind).engine
     if engine.decoder.caches.lane == "serial":
         engine.info = replace(engine.info, max_rows=1)
-    warm_up(engine, heard)
+    warm_up(engine, heard, has_grammars=False)
     engine.check()
     assert (engine.gauges().slots_used, engine.gauges().cache_bytes) == (0, 0)
     assert not caplog.records, caplog.text
@@ -35,7 +38,7 @@ def test_it_leaves_nothing_behind(kind: str, caplog: pytest.LogCaptureFixture) -
 def test_answers_afterwards_are_those_without(early_reads: bool) -> None:
     model = tiny_llama()
     engine = engine_for(model, compiled=True, early_reads=early_reads)
-    warm_up(engine, heard)
+    warm_up(engine, heard, has_grammars=False)
     forward = engine.decoder.forward
     assert isinstance(forward, CompiledForward)
     assert {rows for rows, _, _ in forward._compiled} == set(ROWS)
@@ -55,7 +58,7 @@ def test_a_short_context_is_kept_to() -> None:
         return result
 
     engine.step = watched  # type: ignore[assignment, method-assign]
-    warm_up(engine, heard)
+    warm_up(engine, heard, has_grammars=False)
     assert 32 < max(lengths) <= 64
 
 
@@ -70,10 +73,28 @@ def test_lengths_that_are_planned_each_come_once(monkeypatch: pytest.MonkeyPatch
         return step(planned)
 
     monkeypatch.setattr(engine, "step", watched)
-    warm_up(engine, heard)
+    warm_up(engine, heard, has_grammars=False)
     assert chunks == [*range(256, LONG_TOKENS + 1, 256), LONG_TOKENS]
     engine.check()
     assert (engine.gauges().slots_used, engine.gauges().cache_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("has_grammars", [False, True])
+def test_a_row_keeps_to_a_grammar_where_rows_may(has_grammars: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with_grammars()
+    bound: list[int] = []
+    masks = Grammars.masks
+
+    def watched(self: Grammars, rows: Sequence[int | None], vocabulary: int) -> Mask:
+        bound.append(len(self))
+        return masks(self, rows, vocabulary)
+
+    monkeypatch.setattr(Grammars, "masks", watched)
+    warm_up(engine, heard, has_grammars=has_grammars)
+    engine.check()
+    assert engine.grammars is not None
+    assert len(engine.grammars) == 0
+    assert set(bound) == ({1, 2} if has_grammars else set())  # of two or four rows one, of eight two
 
 
 def test_it_can_be_stopped() -> None:
@@ -81,7 +102,7 @@ def test_it_can_be_stopped() -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        warm_up(engine_for(tiny_llama()), stop)
+        warm_up(engine_for(tiny_llama()), stop, has_grammars=False)
 
 
 def test_what_fails_ends_it_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +115,7 @@ def test_what_fails_ends_it_and_nothing_else(caplog: pytest.LogCaptureFixture) -
         return forward(*args)  # type: ignore[arg-type]
 
     engine.decoder.forward = failing  # type: ignore[assignment]
-    warm_up(engine, heard)
+    warm_up(engine, heard, has_grammars=False)
     engine.check()
     assert engine.gauges().slots_used == 0
     assert "the warm-up fails" in caplog.text
