@@ -146,3 +146,18 @@ def test_chunk_time_is_booked_with_the_step_that_waited_for_it() -> None:
     assert (without.chunk_tokens, without.rows_decoded) == (0, 1)
     behind = engine.step(Step())
     assert (behind.chunk_tokens, behind.rows_decoded) == (20, 1)
+
+
+def test_freed_memory_is_let_go_of_as_when_nobody_is_there_once_the_last_row_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_for(MODEL)
+    told: list[bool] = []
+    monkeypatch.setattr(engine._kept_memory, "let_go", lambda *, is_idle: told.append(is_idle))
+    engine.step(Step(admit=(RowSpec(1, prompt_of(5), Sampling()),)))
+    engine.step(Step(chunk=Chunk(1, 0, 4)))
+    engine.step(Step(merge=(1,)))
+    engine.step(Step(set_aside=(1,)))
+    engine.step(Step(bring_back=(1,)))
+    engine.step(Step(leave=(1,)))
+    assert told == [False] * 5 + [True]
