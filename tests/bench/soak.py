@@ -35,6 +35,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SLOW_S, DEAD_S = 0.3, 10.0
+MEMORY = "resident memory beside what is remembered"
 
 # What a request asks for beside its prompt and length, by name, and how many in a hundred are such.
 Ask = Callable[[random.Random], dict[str, Any]]
@@ -178,7 +179,7 @@ async def soak(run: Bench, path: Path, minutes: float) -> None:
         kept = report["memory"]["mlx_cache_bytes"] / 2**20
         console.print(f"quarter {number + 1}: {said}, {kept:.0f} kept by MLX for reuse", highlight=False)
     case = f"{minutes:g} minutes at {per_s:.2f} requests/s of every kind; the second quarter as peer"
-    run.add(case, "resident memory beside what is remembered", "MiB", [memory[3]], [memory[1]], more_is_better=False)
+    run.add(case, MEMORY, "MiB", [memory[3]], [memory[1]], more_is_better=False)
     last, second = ([story for manner, story in quarters[at] if manner == "patient"] for at in (3, 1))
     for share in (0.5, 0.95):
         waits = [[percentile([s.ttft_s for s in stories if s.token_s], share)] for stories in (last, second)]

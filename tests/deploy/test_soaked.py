@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.soak import MEMORY
 from tests.deploy.boot import boot, needs_boot
 
 pytestmark = [pytest.mark.slow, *needs_boot]
@@ -20,7 +21,7 @@ def test_it_serves_on_in_the_same_memory(tmp_path: Path) -> None:
     print("\n".join(said["load"]))
     measured = {row["metric"]: row for row in json.loads((tmp_path / "trial" / "soak.json").read_text())}
     assert measured["failed"]["ours"] == 0
-    assert measured["resident memory"]["ours"] <= MOST_GROWTH * measured["resident memory"]["peer"]
+    assert measured[MEMORY]["ours"] <= MOST_GROWTH * measured[MEMORY]["peer"]
     assert said["state"] == ["active", "0"], "and was never started again"
     process = dict(line.split(":\t") for line in said["process"])
     assert process == {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16, "CapBnd": "0" * 16}
