@@ -26,8 +26,8 @@ def heard(*said: object) -> None:
 @every_kind
 def test_it_leaves_nothing_behind(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     engine = rows_of(kind).engine
-    if engine.decoder.caches.lane == "serial":
-        engine.info = replace(engine.info, max_rows=1)
+    max_rows = 1 if engine.decoder.caches.lane == "serial" else engine.info.max_rows
+    engine.info = replace(engine.info, context_tokens=512, max_rows=max_rows)
     warm_up(engine, heard, has_grammars=False)
     engine.check()
     assert (engine.gauges().slots_used, engine.gauges().cache_bytes) == (0, 0)
@@ -79,9 +79,9 @@ def test_lengths_that_are_planned_each_come_once(monkeypatch: pytest.MonkeyPatch
     assert (engine.gauges().slots_used, engine.gauges().cache_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("has_grammars", [False, True])
-def test_a_row_keeps_to_a_grammar_where_rows_may(has_grammars: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_keeps_to_a_grammar_where_rows_may(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with_grammars()
+    engine.info = replace(engine.info, context_tokens=64, max_rows=8)
     bound: list[int] = []
     masks = Grammars.masks
 
@@ -90,11 +90,11 @@ def test_a_row_keeps_to_a_grammar_where_rows_may(has_grammars: bool, monkeypatch
         return masks(self, rows, vocabulary)
 
     monkeypatch.setattr(Grammars, "masks", watched)
-    warm_up(engine, heard, has_grammars=has_grammars)
+    warm_up(engine, heard, has_grammars=True)
     engine.check()
     assert engine.grammars is not None
     assert len(engine.grammars) == 0
-    assert set(bound) == ({1, 2} if has_grammars else set())  # of two or four rows one, of eight two
+    assert set(bound) == {1, 2}  # of two or four rows one, of eight two
 
 
 def test_it_can_be_stopped() -> None:
