@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Final
 
-from lanes.cuda_driver import address_of, cuda_driver
+from lanes.cuda_driver import address_of, sharing_driver
 from lanes.tuning import backend
 from store.checkpoint import CarrierFailed
 
@@ -59,7 +59,7 @@ def device_carrier() -> CudaCarrier | None:
         return None
     try:
         return CudaCarrier()
-    except (OSError, CarrierFailed, AttributeError) as error:
+    except CarrierFailed as error:
         logger.warning("what is remembered is read by way of managed memory, which is slow: %s", error)
         return None
 
@@ -68,8 +68,8 @@ class CudaCarrier:
     """A store.checkpoint.Carrier to the memory of the first CUDA device. All but its making may be on any thread."""
 
     def __init__(self) -> None:
-        """Raises OSError, AttributeError or CarrierFailed where there is no driver, or none that can do this."""
-        self._driver = cuda_driver()
+        """Raises CarrierFailed where there is no driver, or none that can do this."""
+        self._driver = sharing_driver()
         self._free: SimpleQueue[_Block] = SimpleQueue()
         self._blocks: dict[int, _Block] = {}
         self._starting = Lock()

@@ -22,13 +22,11 @@ class CudaDriver:
     """Of the first device, in the context that MLX uses. May be used by any thread that has called enter()."""
 
     def __init__(self) -> None:
-        """Raises OSError, AttributeError or CarrierFailed where there is no driver, or none that can do this."""
+        """Raises OSError, AttributeError or CarrierFailed where there is no driver."""
         self._library = ctypes.CDLL("libcuda.so.1")
         self.device = ctypes.c_int()
         self.call("cuInit", ctypes.c_uint(0))
         self.call("cuDeviceGet", ctypes.byref(self.device), ctypes.c_int(0))
-        if not self._attribute(_CONCURRENT_MANAGED_ACCESS):
-            raise CarrierFailed("host and device cannot use managed memory at the same time")
         self._context = self.made("cuDevicePrimaryCtxRetain", self.device)
         self._locked: list[mmap.mmap] = []
 
@@ -36,6 +34,11 @@ class CudaDriver:
     def architecture(self) -> int:
         """90 for 9.0."""
         return 10 * self._attribute(_CAPABILITY_MAJOR) + self._attribute(_CAPABILITY_MINOR)
+
+    @property
+    def shares_managed_memory(self) -> bool:
+        """Whether host and device can use managed memory at the same time."""
+        return bool(self._attribute(_CONCURRENT_MANAGED_ACCESS))
 
     def _attribute(self, number: int) -> int:
         value = ctypes.c_int()
@@ -75,8 +78,19 @@ class CudaDriver:
 
 @cache
 def cuda_driver() -> CudaDriver:
-    """The only one, made when somebody first asks; see CudaDriver."""
-    return CudaDriver()
+    """The only one, made when somebody first asks. Raises CarrierFailed where there is none."""
+    try:
+        return CudaDriver()
+    except (OSError, AttributeError) as error:
+        raise CarrierFailed(str(error)) from error
+
+
+def sharing_driver() -> CudaDriver:
+    """The same, for who moves memory that MLX manages. Raises CarrierFailed where that cannot be done."""
+    driver = cuda_driver()
+    if not driver.shares_managed_memory:
+        raise CarrierFailed("host and device cannot use managed memory at the same time")
+    return driver
 
 
 def address_of(buffer: memoryview) -> int:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from lanes.cuda_driver import cuda_driver
+from lanes.cuda_driver import sharing_driver
 from lanes.cuda_kernel import Kernel, KernelFailed
 from lanes.freeze import Fetched, Source
 from lanes.rows.held import Piece
@@ -77,8 +77,8 @@ def device_fetch() -> CudaFetch | None:
     if backend() != "cuda":
         return None
     try:
-        driver = cuda_driver()
-    except (OSError, CarrierFailed, AttributeError) as error:
+        driver = sharing_driver()
+    except CarrierFailed as error:
         logger.warning("what is remembered is kept by way of managed memory, which is slow: %s", error)
         return None
     return CudaFetch(PageLockedMemory(driver.page_locked))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from lanes.cuda_driver import cuda_driver
+from store.checkpoint import CarrierFailed
 
 PRELUDE: Final = """
 typedef unsigned char uint8_t;
@@ -173,7 +174,10 @@ class Compiler:
 
 @cache
 def _compiler() -> Compiler:
-    return Compiler(loaded_library("libnvrtc.so"), cuda_driver().architecture)
+    try:
+        return Compiler(loaded_library("libnvrtc.so"), cuda_driver().architecture)
+    except CarrierFailed as error:
+        raise KernelFailed(str(error)) from error
 
 
 def loaded_library(name: str) -> str:

@@ -6,8 +6,8 @@ Qwen3-8B's shape, 4 rows, behind a prompt of 16,000 tokens: 9.4 ms a step instea
 
 On a CPU MLX's arrays come from the C library, which keeps freed memory, too: with a bound of 64 MiB, of 256 or of 1 GiB
 SmolLM2's steps and prompts took the same time. What is remembered lives long among arrays that do not, so its pages lie
-between free ones, more of them by the minute: after 6 minutes of requests of every kind 580 MiB, of which
-malloc_trim() gave back all in 38 ms. It waits for every thread that allocates, so it is done when no row is there, or
+between free ones, more of them by the minute: after 6 minutes of requests of every kind 583 MiB, of which
+malloc_trim() gave back 573 in 38 ms. It waits for every thread that allocates, so it is done when no row is there, or
 else once a minute.
 """
 

@@ -28,11 +28,11 @@ LONG_TOKENS, SHORT_TOKENS = 2048, 300
 # How the rows draw, in turns.
 SAMPLINGS: Final = (
     Sampling(),
+    Sampling(grammar=Grammar("regex", r"(.|\n)*")),
     Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.02, num_top_logprobs=2),
     Sampling(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     Sampling(temperature=0.7, xtc_probability=0.1, logit_bias=((1, 0.5),)),
 )
-ANYTHING: Final = Grammar("regex", r"(.|\n)*")
 
 
 def warm_up(engine: Engine, progress: Callable[[int, int, str], None], *, has_grammars: bool) -> None:
@@ -52,7 +52,7 @@ def warm_up(engine: Engine, progress: Callable[[int, int, str], None], *, has_gr
         for tokens in range(multiple, long + 1, multiple):
             if not _play(engine, [RowSpec(next(row_ids), (1,) * (1 + tokens), Sampling())], report, steps=0):
                 return
-    samplings = (*SAMPLINGS[:1], *([Sampling(grammar=ANYTHING)] if has_grammars else []), *SAMPLINGS[1:])
+    samplings = [sampling for sampling in SAMPLINGS if has_grammars or sampling.grammar is None]
     for num_rows in ROWS:
         if num_rows > engine.info.max_rows:
             break

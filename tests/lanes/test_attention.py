@@ -14,6 +14,7 @@ from lanes import attention
 from lanes.attention import Form, LaneAttention, by_hand, fused, install, measure
 from lanes.batch import SlotCaches
 from lanes.cuda_attention import Packing, attend_own_columns, columns_of_chunk, lanes_per_column
+from lanes.cuda_kernel import KernelFailed
 from lanes.decoder import Decoder
 from lanes.engine import MlxEngine
 from lanes.forward import eager
@@ -226,3 +227,15 @@ def test_the_cuda_kernel_on_packed_columns(heads: int, kv_heads: int, dim: int, 
     own = attend_own_columns(queries, emptied, new, at, at, dim**-0.5, columns.width, packing)
     assert mx.allclose(own.astype(mx.float32), exact, atol=2e-2)
     assert all(mx.array_equal(written, part) for written, part in zip(emptied, parts, strict=True))
+
+
+def test_a_kernel_that_cannot_be_compiled_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*args: object) -> mx.array:
+        raise KernelFailed("no compiler")
+
+    monkeypatch.setattr(attention, "forms_for", lambda *shape: ["fused", "by hand", "own"])
+    monkeypatch.setattr(attention, "attend_own_columns", none)
+    assert measure(4, 2, 32, mx.float32).form in ("fused", "by hand")
+    assert [record.message for record in caplog.records] == ["attention goes by MLX's kernels: no compiler"]

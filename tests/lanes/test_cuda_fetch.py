@@ -22,6 +22,7 @@ from lanes.cuda_fetch import (
     PageLockedMemory,
     device_fetch,
 )
+from lanes.cuda_kernel import KernelFailed
 from lanes.freeze import Fetched, Source, dtype_name
 from lanes.rows.held import Piece, joined_copy
 from lanes.tuning import backend
@@ -188,6 +189,25 @@ def test_memory_is_made_ahead() -> None:
     del first, kept
     pool.rooms(BLOCK_BYTES, 1)
     assert made(2 * BLOCKS_TOGETHER)
+
+
+def test_without_a_kernel_it_is_told_and_tried_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def none(arrays: Sequence[mx.array], places: Any, load_bytes: int) -> mx.array:
+        tried.append(len(arrays))
+        raise KernelFailed("no compiler")
+
+    monkeypatch.setattr(cuda_fetch, "copy", none)
+    fetch = CudaFetch(PageLockedMemory(Memory(), is_ahead=False))
+    for _ in range(2):
+        assert fetch([rows(3, 7, mx.bfloat16, 1)]) is None
+    assert tried == [3]
+    assert [record.message for record in caplog.records] == [
+        "what is remembered is kept by way of managed memory, which is slow: no compiler"
+    ]
 
 
 def test_without_such_memory_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

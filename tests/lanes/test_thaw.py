@@ -226,13 +226,21 @@ def test_what_goes_on_is_written_where_it_was_read() -> None:
     rows.turn(recalled=((row, True),))
     cache = rows.engine._prompts[row].caches[0]
     assert cache.keys.shape[2] == 2048
-    peaks = []
-    for token in (1500, 1501):
+
+    def needed(row: int, start: int) -> int:
+        """Bytes beyond what is there, for a token of a row's prompt."""
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        rows.turn(chunk=Chunk(row, token, token + 1))
-        peaks.append(mx.get_peak_memory() - before)
-    assert peaks[0] - peaks[1] < cache.keys.nbytes // 4  # the second is written in place, too
+        rows.turn(chunk=Chunk(row, start, start + 1))
+        return mx.get_peak_memory() - before
+
+    passing = 0
+    if backend() == "cuda":  # each array of a pass has 16 KiB at least: as much as in a row that is short
+        rows.admit(2, prompt_of(20, 2))
+        rows.process(2, 0, [10])
+        passing = needed(2, 10)
+        rows.turn(leave=(2,))
+    assert needed(row, 1500) - passing < cache.keys.nbytes // 4
     with pytest.raises(ValueError, match="released"):
         len(destinations[0].buffer)
 
