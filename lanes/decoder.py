@@ -1,12 +1,13 @@
 """One decode step for all merged rows, dispatched before the tokens of the one before are read.
 
-Where a grammar has to know the tokens of the step before to say what may come, the forward pass is dispatched first,
-and runs while those are read and the grammars' masks computed.
+Where a grammar has to know the tokens of the step before to say what may come, a thread waits for those and computes
+the masks while the forward pass is dispatched, which on a GPU may take the host as long as the pass takes the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -46,12 +47,14 @@ NOTHING = Queued()
 class Dispatched:
     """A step under way: its rows by slot as they were then (None: a free slot), and their tokens, int32 [slots].
 
-    behind: what the device has to do before this step. runs: of a step with drafts, which has been waited for, all
-    tokens by slot, the last of which are those in `tokens`.
+    told: the tokens for the host, on any thread: an array of their own, for one that a thread waits for may not be an
+    input of what another dispatches. behind: what the device has to do before this step. runs: of a step with drafts,
+    which has been waited for, all tokens by slot, the last of which are those in `tokens`.
     """
 
     rows: tuple[int | None, ...]
     tokens: mx.array
+    told: mx.array
     behind: Queued
     scored: Scored | None = None
     runs: Sequence[Sequence[int]] | None = None
@@ -65,7 +68,7 @@ class Dispatched:
         if self.runs is not None:
             pairs = zip(self.rows, self.runs, strict=True)
             return [(row, token) for row, run in pairs if row is not None for token in run]
-        drawn = cast(list[int], self.tokens.tolist())
+        drawn = cast(list[int], self.told.tolist())
         return [(row, token) for row, token in zip(self.rows, drawn, strict=True) if row is not None]
 
     def read_logprobs(self) -> list[tuple[int, Logprob]]:
@@ -102,6 +105,7 @@ class Decoder:
         self.last: Dispatched | None = None  # the step begun last
         self._history = History()
         self._drawing: Drawing | None = None
+        self._masking = ThreadPoolExecutor(1, "masks")
 
     def __len__(self) -> int:
         return len(self.caches.table)
@@ -156,8 +160,8 @@ class Decoder:
         self, behind: Queued = NOTHING, allow: Allow | None = None, drafts: Mapping[int, Sequence[int]] | None = None
     ) -> Dispatched:
         """Begin a step of all rows, of which there is at least one; behind is only noted. allow is asked for the
-        grammars' masks while the forward pass runs. drafts: what may follow the inputs of some rows, all of which take
-        the likeliest token as it is; a step with any is waited for."""
+        grammars' masks, by a thread, while the forward pass is dispatched. drafts: what may follow the inputs of some
+        rows, all of which take the likeliest token as it is; a step with any is waited for."""
         if not self._entering:
             self.caches.compact()
             self.caches.give_back()
@@ -177,9 +181,11 @@ class Decoder:
             logits = self.forward(inputs)
         allowed = None
         if allow is not None:
-            mx.async_eval(logits)
-            masks = allow(rows, self._drawn_before(rows), logits.shape[-1])
-            allowed = None if masks is None else mx.array(masks)
+            masking = self._masking.submit(_allowed, allow, rows, self._staying(rows), self.last, logits.shape[-1])
+            try:
+                mx.async_eval(logits)
+            finally:
+                allowed = masking.result()  # whatever happens: the grammars are one thread's at a time
         logits = drawing.processors(logits, positions, recent, allowed)
         tokens = drawing.sampler(logits, positions)
         scored = score(drawing.asking, logits, tokens) if drawing.asking else None
@@ -187,16 +193,16 @@ class Decoder:
         if after_drafts is not None:
             runs = _runs(tokens, after_drafts, drafted)
             tokens = mx.array([run[-1] for run in runs], dtype=mx.int32)
-        mx.async_eval(tokens, *(scored.arrays if scored else ()))
+        told = mx.stop_gradient(tokens)
+        mx.async_eval(tokens, told, *(scored.arrays if scored else ()))
         self.caches.end_step(None if runs is None else [len(run) for run in runs])
         self._entering.clear()
-        self.last = Dispatched(rows, tokens, behind, scored, runs)
+        self.last = Dispatched(rows, tokens, told, behind, scored, runs)
         return self.last
 
-    def _drawn_before(self, rows: tuple[int | None, ...]) -> dict[int, int]:
-        """What those of the rows that do not enter drew in the step before; waits for it."""
-        drawn = self.last.read() if self.last else []
-        return {row: token for row, token in drawn if row in rows and row not in self._entering}
+    def _staying(self, rows: tuple[int | None, ...]) -> frozenset[int]:
+        """Those of the rows that do not enter."""
+        return frozenset(row for row in rows if row is not None and row not in self._entering)
 
     def _inputs(self, rows: tuple[int | None, ...]) -> mx.array:
         """int32 [slots]: each row's last token, gathered from what the step before drew and from rows that enter."""
@@ -230,6 +236,15 @@ class Decoder:
         assert set(self._entering) <= merged, f"rows {set(self._entering) - merged} enter but are not merged"
         assert merged or (self.last is None and self._drawing is None), "no rows, but what their last step was made of"
         self._history.check(merged)
+
+
+def _allowed(
+    allow: Allow, rows: tuple[int | None, ...], staying: frozenset[int], before: Dispatched | None, vocabulary: int
+) -> mx.array | None:
+    """What allow says of the rows, of which those that stay drew something in the step before: waits for it."""
+    drawn = before.read() if before else []
+    masks = allow(rows, {row: token for row, token in drawn if row in staying}, vocabulary)
+    return None if masks is None else mx.array(masks)
 
 
 def _with_drafts(inputs: mx.array, drafts: Sequence[Sequence[int]]) -> mx.array:

@@ -1,9 +1,9 @@
 """Answers that keep to a grammar: what the next token of each row may be, by llguidance.
 
 What a grammar allows depends on the token before, which is on the device until the step that drew it is read. So a step
-with such rows is dispatched in two parts: its forward pass, then, while that runs, the last tokens are read and the
-masks computed (on llguidance's threads), then the drawing. The other rows of the step notice nothing, and the device
-has work all along as long as masks take no longer than a forward pass.
+with such rows is dispatched in two parts: its forward pass, and, when the last tokens have been read and the masks
+computed, the drawing. A thread does both (masks on llguidance's own) while the pass is dispatched and runs. The other
+rows of the step notice nothing, and the device has work all along as long as masks take no longer than a forward pass.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
 """A decode step: each row by its own settings, dispatched before the one before is read, in place."""
 
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,7 +176,63 @@ def test_steps_write_in_place(num_rows: int) -> None:
         unread, previous = decoder.dispatch(), unread
         previous.read()
     unread.read()
-    assert mx.get_peak_memory() - before < array_bytes // 2
+    assert mx.get_peak_memory() - before < array_bytes
+
+
+def only(token: int, rows: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Masks that allow no other."""
+    masks = np.zeros((rows, (vocabulary + 31) // 32), dtype=np.int32)
+    masks[:, token // 32] = 1 << token % 32
+    return masks
+
+
+def test_masks_are_computed_while_the_pass_is_dispatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a thread that waits for the tokens before: each waits here for what the other does after it has begun."""
+    decoder = decoder_of([prompt_of(5, 1), prompt_of(9, 2)])
+    is_dispatching, is_masking = threading.Event(), threading.Event()
+    async_eval, seen = mx.async_eval, []
+
+    def dispatching(*arrays: mx.array) -> None:
+        is_dispatching.set()
+        assert is_masking.wait(10)
+        async_eval(*arrays)
+
+    def allow(
+        rows: tuple[int | None, ...], drawn: Mapping[int, int], vocabulary: int
+    ) -> np.ndarray[Any, np.dtype[np.int32]]:
+        is_masking.set()
+        assert is_dispatching.wait(10)
+        seen.append(dict(drawn))
+        return only(7, len(rows), vocabulary)
+
+    first = decoder.dispatch()
+    monkeypatch.setattr(mx, "async_eval", dispatching)
+    second = decoder.dispatch(allow=allow)
+    third = decoder.dispatch(allow=allow)
+    assert seen == [dict(first.read()), dict(second.read())]
+    assert dict(second.read()) == dict(third.read()) == {0: 7, 1: 7}
+
+
+@pytest.mark.parametrize("fails", ["masks", "dispatch"])
+def test_a_step_that_fails_leaves_no_thread_with_the_grammars(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_of([prompt_of(5, 1)])
+    is_failing, is_done = threading.Event(), threading.Event()
+
+    def dispatching(*arrays: mx.array) -> None:
+        is_failing.set()
+        raise RuntimeError("dispatch")
+
+    def allow(rows: tuple[int | None, ...], drawn: Mapping[int, int], vocabulary: int) -> None:
+        if fails == "masks":
+            raise RuntimeError("masks")
+        assert is_failing.wait(10)
+        is_done.set()
+
+    if fails == "dispatch":
+        monkeypatch.setattr(mx, "async_eval", dispatching)
+    with pytest.raises(RuntimeError, match=fails):
+        decoder.dispatch(allow=allow)
+    assert is_done.is_set() == (fails == "dispatch")
 
 
 @pytest.mark.parametrize("how", ["leave", "set_aside"])
