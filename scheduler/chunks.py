@@ -27,6 +27,8 @@ from scheduler.request import Request
 
 # What a step takes is measured where no chunk is beside it: one of so many is left alone, whatever is owed.
 STEPS_BESIDE_CHUNKS = 16
+# Turns after which a chunk is told, its own among them, or never.
+TOLD_WITHIN = 3
 # So much may be owed by prompts that are done before others wait: some come at the same moment, and are served at once.
 LENT_S = 1.0
 
@@ -52,9 +54,17 @@ class ChunkPlan:
         self._owed_s = 0.0  # by prompts that are done
         # Told two turns later; one of a row that leaves meanwhile may never be.
         self._untold: deque[Spent] = deque(maxlen=4)
+        self._turns_since_chunk = 0
+        self._held_up_s = 0.0
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a turn. What a chunk has taken is known now: what was paid for it is made that."""
+        """Learn from a turn. What a chunk has taken is known now: what was paid for it is made that, with the time by
+        which it held up the step before the one that it is told with."""
+        self._turns_since_chunk += 1
+        held_up_s, self._held_up_s = self._held_up_s, 0.0
+        if not result.chunk_tokens and self._untold and self._turns_since_chunk <= TOLD_WITHIN:
+            step_s = self.chunk_size.decode_s
+            self._held_up_s = held_up_s + (max(result.seconds - result.steps * step_s, 0.0) if step_s else 0.0)
         self.chunk_size.observe(result)
         told: list[Spent] = []
         while self._untold and sum(spent.tokens for spent in told) < result.chunk_tokens:
@@ -62,7 +72,8 @@ class ChunkPlan:
         if not result.rows_decoded or sum(spent.tokens for spent in told) != result.chunk_tokens:
             return  # nobody waited for it, or one of them came to nothing
         for spent in told:
-            took_s = self.chunk_size.chunk_s(result) * spent.tokens / result.chunk_tokens / len(spent.prompts)
+            of_all = spent.tokens / result.chunk_tokens / len(spent.prompts)
+            took_s = (self.chunk_size.chunk_s(result) + held_up_s) * of_all
             # A kernel that was compiled for seconds is no prompt's fault, and comes once.
             took_s = min(took_s, max(ODD * spent.paid_s, self.chunk_size.stall_s))
             for prompt in spent.prompts:
@@ -93,6 +104,7 @@ class ChunkPlan:
         for prompt in served:
             prompt.credit_s -= paid_s
         tokens = sum(prompt.num_prompt_left for prompt in served) if sharing else size
+        self._turns_since_chunk = 0
         self._untold.append(Spent(served, tokens, paid_s, size == request.num_prompt_left))
         stop = request.num_processed + size
         save = stop in request.boundaries and not sharing

@@ -57,6 +57,27 @@ class Device:
         return request
 
 
+def test_a_step_that_a_chunk_holds_up_is_the_prompts_time_too() -> None:
+    """A chunk is told two turns after its own, and by then the step of the turn between has waited for a part of it."""
+    plan = ChunkPlan(ChunkSize(2048, 0.05), shared_prompt_tokens=0)
+    plan.chunk_size.observe(StepResult(seconds=STEP_S, rows_decoded=4))
+    device = Device(4)
+    request = device.submit(1_000_000)
+    total_s = steps_s = 0.0
+    begun = [0, 0]
+    for turn in range(4000):
+        chunk, _ = plan.next([request], 4)
+        begun.append(chunk.stop - chunk.start if chunk else 0)
+        if chunk:
+            request.process(chunk.stop)
+        held_up_s, told = 0.4 * begun[-2] * CHUNK_S_PER_TOKEN, begun[-3]
+        seconds = STEP_S + held_up_s + 0.6 * told * CHUNK_S_PER_TOKEN
+        plan.observe(StepResult(seconds=seconds, rows_decoded=4, chunk_tokens=told))
+        if turn >= 200:
+            total_s, steps_s = total_s + seconds, steps_s + STEP_S
+    assert 0.78 < steps_s / total_s < 0.82
+
+
 @pytest.mark.parametrize("num_prompts", [1, 3])
 @pytest.mark.parametrize("num_decoding", [1, 4, 16])
 def test_every_request_has_the_same_share(num_decoding: int, num_prompts: int) -> None:
