@@ -62,9 +62,9 @@ class ChunkPlan:
         which it held up the step before the one that it is told with."""
         self._turns_since_chunk += 1
         held_up_s, self._held_up_s = self._held_up_s, 0.0
-        if not result.chunk_tokens and self._untold and self._turns_since_chunk <= TOLD_WITHIN:
-            step_s = self.chunk_size.decode_s
-            self._held_up_s = held_up_s + (max(result.seconds - result.steps * step_s, 0.0) if step_s else 0.0)
+        is_awaited = self._untold and not result.chunk_tokens and self._turns_since_chunk <= TOLD_WITHIN
+        if is_awaited and self.chunk_size.decode_s:
+            self._held_up_s = held_up_s + self.chunk_size.chunk_s(result)
         self.chunk_size.observe(result)
         told: list[Spent] = []
         while self._untold and sum(spent.tokens for spent in told) < result.chunk_tokens:

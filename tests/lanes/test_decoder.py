@@ -17,6 +17,7 @@ from lanes.decoder import NOTHING, Decoder, Queued
 from lanes.forward import eager
 from lanes.lane import RowSpec, Sampling, Step
 from lanes.solo import RowMaker
+from lanes.tuning import backend
 from tests.lanes.driver import Driver, engine_for
 from tests.lanes.tiny import alone, prompt_of, tiny_llama
 
@@ -176,7 +177,9 @@ def test_steps_write_in_place(num_rows: int) -> None:
         unread, previous = decoder.dispatch(), unread
         previous.read()
     unread.read()
-    assert mx.get_peak_memory() - before < array_bytes
+    # On CUDA two steps under way each hold what they need in passing; a copy would be a whole array more.
+    most_bytes = array_bytes if backend() == "cuda" else array_bytes // 2
+    assert mx.get_peak_memory() - before < most_bytes
 
 
 def only(token: int, rows: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -59,10 +59,8 @@ class Device:
 
 def test_a_step_that_a_chunk_holds_up_is_the_prompts_time_too() -> None:
     """A chunk is told two turns after its own, and by then the step of the turn between has waited for a part of it."""
-    plan = ChunkPlan(ChunkSize(2048, 0.05), shared_prompt_tokens=0)
-    plan.chunk_size.observe(StepResult(seconds=STEP_S, rows_decoded=4))
     device = Device(4)
-    request = device.submit(1_000_000)
+    plan, request = device.plan, device.submit(1_000_000)
     total_s = steps_s = 0.0
     begun = [0, 0]
     for turn in range(4000):
