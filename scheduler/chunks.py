@@ -1,10 +1,12 @@
 """Whose prompt is processed next, and how much of it, so that all get on: those that decode and those that do not yet.
 
-Each request under way is to have the same share of the device's time, decoding or being processed. So with n rows
-decoding, a prompt earns a second for every n that steps take, and spends what its chunks take, at first by an
-estimate; of one that takes oddly long, twice that. It may begin a chunk as long as it owes nothing: a short prompt is
-processed at once, and a long one takes no more from the rows than one more row would. Where nothing decodes nothing is
-owed. What is earned while others are processed is kept, up to a chunk.
+Each request under way is to have the same share of the device's time, decoding or being processed, a prompt a little
+less, as it costs the others more than its chunks. So with n rows decoding, a prompt earns SHARE seconds for every n
+that steps take, and spends what its chunks take, at first by an estimate; of one that takes oddly long, twice that. It
+may begin a chunk as long as it owes nothing: a short prompt is processed at once, and a long one takes no more from the
+rows than one more row would. Once it has spent what ON_CREDIT chunks may take, it earns each further one before it
+begins it, so that it owes nothing for the last. Where nothing decodes nothing is owed. What is earned while others are
+processed is kept, up to a chunk.
 
 What a prompt owes when it is done is forgiven as fast as steps go by: prompts that have not waited for their share may
 take as much as the steps do, beside that share and the LENT_S that come first. Where less were forgiven, rows would
@@ -29,6 +31,11 @@ from scheduler.request import Request
 STEPS_BESIDE_CHUNKS = 16
 # Turns after which a chunk is told, its own among them, or never.
 TOLD_WITHIN = 3
+# Of a row's share, what a prompt gets. It costs the rows more than its chunks: behind each the host's caches are cold, so
+# that on an H200 six steps take a tenth longer; and it is merged in the end.
+SHARE = 0.9
+# Chunks, each as long as it may be, that a prompt pays for afterwards.
+ON_CREDIT = 3
 # So much may be owed by prompts that are done before others wait: some come at the same moment, and are served at once.
 LENT_S = 1.0
 
@@ -55,17 +62,23 @@ class ChunkPlan:
         # Told two turns later; one of a row that leaves meanwhile may never be.
         self._untold: deque[Spent] = deque(maxlen=4)
         self._turns_since_chunk = 0
+        self._turns_since_step_alone = STEPS_BESIDE_CHUNKS
         self._held_up_s = 0.0
 
     def observe(self, result: StepResult) -> None:
         """Learn from a turn. What a chunk has taken is known now: what was paid for it is made that, with the time by
         which it held up the step before the one that it is told with."""
         self._turns_since_chunk += 1
+        self._turns_since_step_alone += 1
         held_up_s, self._held_up_s = self._held_up_s, 0.0
         is_awaited = self._untold and not result.chunk_tokens and self._turns_since_chunk <= TOLD_WITHIN
         if is_awaited and self.chunk_size.decode_s:
             self._held_up_s = held_up_s + self.chunk_size.chunk_s(result)
-        self.chunk_size.observe(result)
+        # A step that waits for a part of a chunk tells what steps take only where no other has for long.
+        if not is_awaited or self._turns_since_step_alone > STEPS_BESIDE_CHUNKS:
+            self.chunk_size.observe(result)
+            if not result.chunk_tokens:
+                self._turns_since_step_alone = 0
         told: list[Spent] = []
         while self._untold and sum(spent.tokens for spent in told) < result.chunk_tokens:
             told.append(self._untold.popleft())
@@ -77,15 +90,15 @@ class ChunkPlan:
             # A kernel that was compiled for seconds is no prompt's fault, and comes once.
             took_s = min(took_s, max(ODD * spent.paid_s, self.chunk_size.stall_s))
             for prompt in spent.prompts:
-                prompt.credit_s += spent.paid_s - took_s
+                prompt.pay(took_s - spent.paid_s)
                 if spent.is_last:
                     self._owed_s += max(-prompt.credit_s, 0.0)
 
     def next(self, prompts: Collection[Request], num_decoding: int) -> tuple[Chunk | None, tuple[int, ...]]:
         """The next chunk beside a step of so many rows, and the other short prompts that share its pass."""
         self._earn(prompts, num_decoding)
-        needed_s = min(max(self._owed_s - LENT_S, 0.0), self.chunk_size.stall_s)
-        ready = [prompt for prompt in prompts if prompt.credit_s >= needed_s or not num_decoding]
+        most = self.chunk_size.tokens(rows_decoding=num_decoding > 0)
+        ready = [each for each in prompts if not num_decoding or each.credit_s >= self._needed_s(each, most)]
         request = min(ready, key=lambda r: r.num_prompt_left - r.num_passed_tokens, default=None)
         if num_decoding and (request is None or self._steps_beside >= STEPS_BESIDE_CHUNKS):
             self._steps_beside = 0
@@ -93,7 +106,6 @@ class ChunkPlan:
         if request is None:
             return None, ()
         self._steps_beside += num_decoding > 0
-        most = self.chunk_size.tokens(rows_decoding=num_decoding > 0)
         sharing = self._sharing(request, ready, most)
         size = request.num_prompt_left if sharing else self._length(request, most)
         for other in prompts:
@@ -102,13 +114,20 @@ class ChunkPlan:
         served = (request, *sharing)
         paid_s = self.chunk_size.seconds(size) if num_decoding else 0.0
         for prompt in served:
-            prompt.credit_s -= paid_s
+            prompt.pay(paid_s)
         tokens = sum(prompt.num_prompt_left for prompt in served) if sharing else size
         self._turns_since_chunk = 0
         self._untold.append(Spent(served, tokens, paid_s, size == request.num_prompt_left))
         stop = request.num_processed + size
         save = stop in request.boundaries and not sharing
         return Chunk(request.row_id, request.num_processed, stop, save), tuple(other.row_id for other in sharing)
+
+    def _needed_s(self, prompt: Request, most_tokens: int) -> float:
+        """What a prompt is to have earned before its next chunk."""
+        needed_s = max(self._owed_s - LENT_S, 0.0)
+        if prompt.spent_s >= ON_CREDIT * self.chunk_size.stall_s:
+            needed_s = max(needed_s, self.chunk_size.seconds(self._length(prompt, most_tokens)))
+        return min(needed_s, self.chunk_size.stall_s)
 
     def _earn(self, prompts: Collection[Request], num_decoding: int) -> None:
         """A step of so many rows goes by."""
@@ -118,7 +137,7 @@ class ChunkPlan:
         step_s = self.chunk_size.decode_s
         self._owed_s = max(self._owed_s - step_s, 0.0)
         for prompt in prompts:
-            prompt.credit_s = min(prompt.credit_s + step_s / num_decoding, self.chunk_size.stall_s)
+            prompt.credit_s = min(prompt.credit_s + SHARE * step_s / num_decoding, self.chunk_size.stall_s)
 
     def _length(self, request: Request, most_tokens: int) -> int:
         """To where the prompt has to be stopped at, or as far as it may go in one turn."""

@@ -82,9 +82,10 @@ class ChunkSize:
             return
         if not result.chunk_tokens:
             self._decode_s = _moved(self._decode_s, result.seconds / result.steps)
+        elif self._decode_s is not None and result.seconds < self._decode_s:
+            # So a step takes less than that; the first of all may have been an odd one. It says nothing of the chunk.
+            self._decode_s = _moved(self._decode_s, result.seconds)
         elif self._decode_s is not None:
-            if result.seconds < self._decode_s:  # so it takes less than that; the first of all may have been an odd one
-                self._decode_s = _moved(self._decode_s, result.seconds)
             chunk_s = self.chunk_s(result)
             self._token_s = _moved(self._token_s, chunk_s / result.chunk_tokens)
             self._learn(result.chunk_tokens, chunk_s)

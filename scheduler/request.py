@@ -117,8 +117,10 @@ class Request:
         self.waits_for: tuple[int, Request] | None = None
         self.num_processed = 0
         self.num_passed_tokens = 0
-        # Device time that its prompt may take, or owes the rows that decode; see scheduler/chunks.py.
+        # Device time that its prompt may take, or owes the rows that decode, and what it has taken beside them; see
+        # scheduler/chunks.py.
         self.credit_s = 0.0
+        self.spent_s = 0.0
         self.num_dispatched = 0
         self.generated: list[int] = []
         # The first of several answers to one prompt, and the one of them that this one follows: see follows.
@@ -128,6 +130,11 @@ class Request:
         self._reply = reply
         # The whole answer, where it is told at the end only.
         self._untold: list[Piece] = []
+
+    def pay(self, seconds: float) -> None:
+        """Its prompt has taken so much of the device from the rows that decode."""
+        self.credit_s -= seconds
+        self.spent_s += seconds
 
     @property
     def spec(self) -> RowSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -175,22 +175,38 @@ class Outcome:
         return [gap for story in self.stories for gap in story.gaps_s]
 
 
-def play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bool = False) -> Outcome:
-    """Have the requests arrive in their time and serve them all to their end, or to their first token."""
+def play(
+    side: Side,
+    asks: Sequence[Ask],
+    report: Report,
+    first_tokens_only: bool = False,
+    go_on_s: float = 0.0,
+    before_turn: Callable[[float], None] = lambda now_s: None,
+) -> Outcome:
+    """Have the requests arrive in their time and serve them all to their end, or to their first token and so long
+    after the last of those. before_turn is told the time, in seconds of the stories' clock."""
     with peer_memory() if isinstance(side, Peer) else peak_memory() as peak:
-        stories = _play(side, asks, report, first_tokens_only)
+        stories = _play(side, asks, report, first_tokens_only, go_on_s, before_turn)
         side.stop()
     return Outcome(stories, peak[0])
 
 
-def _play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bool) -> list[Story]:
+def _play(
+    side: Side,
+    asks: Sequence[Ask],
+    report: Report,
+    first_tokens_only: bool,
+    go_on_s: float,
+    before_turn: Callable[[float], None],
+) -> list[Story]:
     coming = deque(sorted(asks, key=lambda ask: ask.at_s))
     goal = len(asks) if first_tokens_only else sum(ask.max_tokens for ask in asks)
     stories: list[Story] = []
     answering: dict[int, tuple[Ask, Story, int]] = {}
     done = taken_in = 0
     began_s = time.perf_counter()
-    while done < goal:
+    now_s = stop_s = 0.0
+    while (is_waiting := done < goal) or now_s < stop_s:
         now_s = time.perf_counter() - began_s
         while coming and coming[0].at_s <= now_s:
             ask = coming.popleft()
@@ -201,6 +217,7 @@ def _play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bo
         if done == taken_in and not (first_tokens_only and stories):
             time.sleep(max(0.0, coming[0].at_s - now_s))
             continue
+        before_turn(now_s)
         numbers = side.turn()
         now_s = time.perf_counter() - began_s
         for number in numbers:
@@ -210,6 +227,8 @@ def _play(side: Side, asks: Sequence[Ask], report: Report, first_tokens_only: bo
             answering[number] = ask, story, left - 1
             if left == 1 and ask.again:
                 answering[side.submit(ask)] = ask, story, ask.max_tokens
+        if is_waiting:
+            stop_s = now_s + go_on_s
         report(done / goal)
     return stories
 

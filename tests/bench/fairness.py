@@ -1,19 +1,24 @@
 """A long prompt comes in while four rows decode, and a short newcomer while it is being processed: what the four keep
-of the rate they had before, and how long the newcomer waits for its first token. Ours, scheduler and engine without
-sockets, beside mlx-lm's BatchGenerator: the same requests at the same moments, in turns. The rows ask again when they
-are answered, so that they stay short, none at the same time as another; what they keep between an answer's tokens,
-without the wait for the next one's first, is told by itself.
+of the rate they have before and after, and how long the newcomer waits for its first token. Ours, scheduler and engine
+without sockets, beside mlx-lm's BatchGenerator: the same requests at the same moments, in turns. The rows ask again
+when they are answered, so that they stay short, none at the same time as another; what they keep between an answer's
+tokens, without the wait for the next one's first, is told by itself.
 
-Ours gives each request the same share of the device, so four rows beside one prompt keep four fifths, and the prompt
-takes five times as long as it would alone; the table tells that, too. What its chunks take is paid afterwards, the last
-one never, so that a prompt of few chunks takes more. On a CPU the model has few layers, for such a prompt would take an
-hour with all of SmolLM2; with --quick it is SmolLM2.
+Steps of few rows on a GPU go as fast as the host dispatches them, and a host that others share changes its speed by
+half within seconds. So what is kept is a part of the rate before and after together, and told once more by the host's
+speed, as tokens in the time of a loop that is timed before each turn. How the rate after differs from the one before
+tells what the first is worth, and the same by the host's speed what the second is.
+
+Ours gives a prompt nearly the share of the device that a row has, so four rows beside one keep four fifths, and it
+takes five times as long as it would alone; the table tells that, too. On a CPU the model has few layers, for such a
+prompt would take an hour with all of SmolLM2; with --quick it is SmolLM2.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,12 +34,11 @@ SEED = 5
 ROWS = 4
 ROW_TOKENS, NEWCOMER_TOKENS = 32, 50
 ANSWERS = [200 + 31 * row for row in range(ROWS)]
-ENDLESS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The long prompt comes after quiet_s, the newcomer later_s after that."""
+    """The long prompt comes after quiet_s, the newcomer later_s after that; the rows go on for quiet_s after it."""
 
     long_tokens: int
     quiet_s: float
@@ -43,7 +47,7 @@ class Case:
     def asks(self) -> list[Ask]:
         source = random.Random(SEED)
         rows = [Ask(0.0, random_prompt(source, ROW_TOKENS), tokens, again=True) for tokens in ANSWERS]
-        long = Ask(self.quiet_s, random_prompt(source, self.long_tokens), ENDLESS)
+        long = Ask(self.quiet_s, random_prompt(source, self.long_tokens), 1)
         newcomer = Ask(self.quiet_s + self.later_s, random_prompt(source, NEWCOMER_TOKENS), 8)
         return [*rows, long, newcomer]
 
@@ -52,25 +56,58 @@ CPU, QUICK, GPU = Case(16_000, 10.0, 5.0), Case(1000, 4.0, 2.0), Case(30_000, 5.
 ROUNDS = 3
 
 
-def rate(rows: list[Story], start_s: float, stop_s: float) -> float:
-    """Tokens a second of all rows together in a stretch of time."""
-    return sum(start_s <= at < stop_s for story in rows for at in story.token_s) / (stop_s - start_s)
+# About a tenth of a millisecond.
+LOOPS = 5000
 
 
-def kept(outcome: Outcome) -> float:
-    """The part of their rate that the rows kept while the long prompt was processed."""
-    *rows, long, _ = outcome.stories
-    settled_s = max(story.token_s[0] for story in rows)
-    return rate(rows, long.arrived_s, long.token_s[0]) / rate(rows, settled_s, long.arrived_s)
+class Host:
+    """How fast it is: before each turn, the time and what a loop of always the same work took, in seconds."""
+
+    def __init__(self) -> None:
+        self.loops: list[tuple[float, float]] = []
+
+    def measure(self, now_s: float) -> None:
+        began_s = time.perf_counter()
+        for _ in range(LOOPS):
+            pass
+        self.loops.append((now_s, time.perf_counter() - began_s))
+
+    def loop_s(self, start_s: float, stop_s: float) -> float:
+        """The mean in a stretch of time."""
+        return statistics.mean(loop_s for at, loop_s in self.loops if start_s <= at < stop_s)
 
 
-def kept_between(outcome: Outcome) -> float:
-    """The same of a row's rate between the tokens of an answer, without its waits for first tokens; the rows' mean."""
-    *rows, long, _ = outcome.stories
-    settled_s = max(story.token_s[0] for story in rows)
-    loaded, quiet = (long.arrived_s, long.token_s[0]), (settled_s, long.arrived_s)
-    each = zip(rows, ANSWERS, strict=True)
-    return statistics.mean(rate_between(*row, *loaded) / rate_between(*row, *quiet) for row in each)
+class Round:
+    """One side's: when its rows were by themselves, from and to in seconds, and when the long prompt was processed."""
+
+    def __init__(self, outcome: Outcome, host: Host) -> None:
+        *self.rows, self.long, self.newcomer = outcome.stories
+        self.host = host
+        self.before = max(story.token_s[0] for story in self.rows), self.long.arrived_s
+        self.loaded = self.long.arrived_s, self.long.token_s[0]
+        answered_s = max(self.long.token_s[-1], self.newcomer.token_s[-1])
+        self.after = answered_s, max(story.token_s[-1] for story in self.rows)
+
+    def tokens_per_s(self, stretch: tuple[float, float]) -> float:
+        """Of all rows together."""
+        start_s, stop_s = stretch
+        return sum(start_s <= at < stop_s for story in self.rows for at in story.token_s) / (stop_s - start_s)
+
+    def tokens_per_loop(self, stretch: tuple[float, float]) -> float:
+        return self.tokens_per_s(stretch) * self.host.loop_s(*stretch)
+
+    def tokens_per_s_between(self, stretch: tuple[float, float]) -> float:
+        """Of a row, of tokens that are not the first of an answer; the rows' mean."""
+        return statistics.mean(rate_between(*row, *stretch) for row in zip(self.rows, ANSWERS, strict=True))
+
+    def kept(self, rate: Callable[[tuple[float, float]], float]) -> float:
+        """The part of a rate that was kept while the long prompt was processed: of its mean before and after."""
+        return rate(self.loaded) / statistics.mean((rate(self.before), rate(self.after)))
+
+    @property
+    def longest_gap_ms(self) -> float:
+        """Between two tokens of a row."""
+        return max(max(story.gaps_s) for story in self.rows) * 1000
 
 
 def rate_between(story: Story, answer_tokens: int, start_s: float, stop_s: float) -> float:
@@ -80,10 +117,13 @@ def rate_between(story: Story, answer_tokens: int, start_s: float, stop_s: float
     return len(gaps) / sum(gaps) if gaps else 0.0
 
 
-def longest_gap(outcome: Outcome) -> float:
-    """Between two tokens of a row, milliseconds."""
-    *rows, _, _ = outcome.stories
-    return max(max(story.gaps_s) for story in rows) * 1000
+FIGURES: dict[str, Callable[[Round], float]] = {
+    "rate kept by the rows": lambda each: each.kept(each.tokens_per_s),
+    "the same by the host's speed": lambda each: each.kept(each.tokens_per_loop),
+    "the same between an answer's tokens": lambda each: each.kept(each.tokens_per_s_between),
+    "rate after, of that before": lambda each: each.tokens_per_s(each.after) / each.tokens_per_s(each.before),
+    "that by the host's speed": lambda each: each.tokens_per_loop(each.after) / each.tokens_per_loop(each.before),
+}
 
 
 def main() -> None:
@@ -103,27 +143,27 @@ def main() -> None:
         if run.flags["peer"] != "no":
             _, plain = make_model()
             sides.append(lambda: Peer(plain, 2 * ROWS))
-        asks, rounds = case.asks(), 1
+        asks, num_rounds = case.asks(), 1
         if backend() != "cpu":
-            rounds = ROUNDS
+            num_rounds = ROUNDS
             # Kernels are compiled at their first use, and attention is planned for each pair of lengths.
             for make in sides:
                 play(make(), asks, lambda part: None, first_tokens_only=True)
 
-        def measure(make: Callable[[], Side], report: Report) -> Outcome:
-            return play(make(), asks, report, first_tokens_only=True)
+        def measure(make: Callable[[], Side], report: Report) -> Round:
+            host = Host()
+            outcome = play(make(), asks, report, True, case.quiet_s, host.measure)
+            return Round(outcome, host)
 
-        ours, peer = [*interleave_long(rounds, "fairness", *(partial(measure, make) for make in sides)), []][:2]
+        rounds = interleave_long(num_rounds, "fairness", *(partial(measure, make) for make in sides))
+        ours, peer = [*rounds, []][:2]
         said = f"{name}, {ROWS} rows, then a prompt of {case.long_tokens:,} tokens, {case.later_s:g} s later one of 50"
-        run.add(said, "rate kept by the rows", "", [kept(o) for o in ours], [kept(o) for o in peer])
-        run.add(
-            said, "the same between an answer's tokens", "", *([kept_between(o) for o in side] for side in (ours, peer))
-        )
+        for what, of in FIGURES.items():
+            run.add(said, what, "", [of(each) for each in ours], [of(each) for each in peer])
         less = partial(run.add, said, more_is_better=False)
-        less("longest wait between tokens", "ms", [longest_gap(o) for o in ours], [longest_gap(o) for o in peer])
-        for place, whose in ((-1, "newcomer"), (-2, "long prompt")):
-            waits = [[outcome.stories[place].ttft_s for outcome in side] for side in (ours, peer)]
-            less(f"first token of the {whose}", "s", *waits)
+        less("longest wait between tokens", "ms", *([each.longest_gap_ms for each in side] for side in (ours, peer)))
+        less("first token of the newcomer", "s", *([each.newcomer.ttft_s for each in side] for side in (ours, peer)))
+        less("first token of the long prompt", "s", *([each.long.ttft_s for each in side] for side in (ours, peer)))
 
 
 if __name__ == "__main__":
