@@ -31,8 +31,8 @@ from scheduler.request import Request
 STEPS_BESIDE_CHUNKS = 16
 # Turns after which a chunk is told, its own among them, or never.
 TOLD_WITHIN = 3
-# Of a row's share, what a prompt gets. It costs the rows more than its chunks: behind each the host's caches are cold, so
-# that on an H200 six steps take a tenth longer; and it is merged in the end.
+# Of a row's share, what a prompt gets. It costs the rows more than its chunks: behind each the host's caches are cold,
+# so that on an H200 six steps take a tenth longer; and it is merged in the end.
 SHARE = 0.9
 # Chunks, each as long as it may be, that a prompt pays for afterwards.
 ON_CREDIT = 3

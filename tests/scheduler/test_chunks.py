@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanes.lane import Sampling, StepResult
+from lanes.lane import Chunk, Sampling, StepResult
 from scheduler.chunks import SHARE, ChunkPlan
 from scheduler.rates import ChunkSize, make_chunk_size
 from scheduler.request import Request, State, Wish
@@ -40,12 +40,18 @@ class Device:
         """What a chunk of such lengths takes on top."""
         return 0.0
 
+    def told(self, begun: Chunk | None) -> tuple[int, float]:
+        """Tokens that the turn tells of, and what chunks took of it, in seconds."""
+        if begun is None:
+            return 0, 0.0
+        tokens = begun.stop - begun.start
+        return tokens, tokens * self.chunk_s_per_token + self.extra_s(tokens, begun.stop)
+
     def turn(self) -> Request | None:
         """Returns whose prompt got a chunk."""
         left = [request for request in self.prompts if request.num_prompt_left]
         chunk, _ = self.plan.next(left, self.num_decoding)
-        tokens = chunk.stop - chunk.start if chunk else 0
-        chunk_s = tokens * self.chunk_s_per_token + (self.extra_s(tokens, chunk.stop) if chunk else 0.0)
+        tokens, chunk_s = self.told(chunk)
         seconds = self.one_step_s + chunk_s
         self.plan.observe(StepResult(seconds=seconds, rows_decoded=self.num_decoding, chunk_tokens=tokens))
         self.step_s += self.one_step_s
@@ -64,23 +70,12 @@ class TellingLate(Device):
 
     def __init__(self, num_decoding: int) -> None:
         super().__init__(num_decoding)
-        self.begun = [0, 0]
+        self.begun = [(0, 0.0), (0, 0.0)]
 
-    def turn(self) -> Request | None:
-        left = [request for request in self.prompts if request.num_prompt_left]
-        chunk, _ = self.plan.next(left, self.num_decoding)
-        self.begun.append(chunk.stop - chunk.start if chunk else 0)
-        told, between, _ = (tokens * self.chunk_s_per_token for tokens in self.begun[-3:])
-        chunk_s = (1 - self.HELD_UP) * told + self.HELD_UP * between
-        seconds = self.one_step_s + chunk_s
-        self.plan.observe(StepResult(seconds=seconds, rows_decoded=self.num_decoding, chunk_tokens=self.begun[-3]))
-        self.step_s += self.one_step_s
-        self.chunk_s += chunk_s
-        if chunk is None:
-            return None
-        request = self.prompts[chunk.row_id - 1]
-        request.process(chunk.stop)
-        return request
+    def told(self, begun: Chunk | None) -> tuple[int, float]:
+        self.begun.append(super().told(begun))
+        (tokens, told_s), (_, between_s), _ = self.begun[-3:]
+        return tokens, (1 - self.HELD_UP) * told_s + self.HELD_UP * between_s
 
 
 def test_a_step_that_a_chunk_holds_up_is_the_prompts_time_too() -> None:
