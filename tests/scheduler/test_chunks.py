@@ -28,6 +28,20 @@ class Device:
         self.step_s = self.chunk_s = 0.0
         self.plan.chunk_size.observe(StepResult(seconds=one_step_s, rows_decoded=num_decoding))
 
+    @property
+    def share(self) -> float:
+        """Of the time, what steps have had."""
+        return self.step_s / (self.step_s + self.chunk_s)
+
+    def share_of(self, turns: int, after: int) -> float:
+        """In so many turns, the first ones left out."""
+        for _ in range(after):
+            self.turn()
+        self.step_s = self.chunk_s = 0.0
+        for _ in range(turns):
+            self.turn()
+        return self.share
+
     def submit(self, tokens: int) -> Request:
         row_id = len(self.prompts) + 1
         wish = Wish(row_id, (1,) * tokens, 4, Sampling())
@@ -81,12 +95,7 @@ class TellingLate(Device):
 def test_a_step_that_a_chunk_holds_up_is_the_prompts_time_too() -> None:
     device = TellingLate(4)
     device.submit(1_000_000)
-    for _ in range(200):
-        device.turn()
-    device.step_s = device.chunk_s = 0.0
-    for _ in range(4000):
-        device.turn()
-    assert device.step_s / (device.step_s + device.chunk_s) == pytest.approx(4 / (4 + SHARE), abs=0.01)
+    assert device.share_of(4000, after=200) == pytest.approx(4 / (4 + SHARE), abs=0.01)
 
 
 def test_a_step_that_a_chunk_holds_up_does_not_tell_what_steps_take() -> None:
@@ -105,7 +114,7 @@ def test_a_long_prompt_owes_nothing_at_its_end(kind: type[Device]) -> None:
         device.turn()
     for _ in range(2):  # until the last chunk is told
         device.turn()
-    assert device.step_s / (device.step_s + device.chunk_s) == pytest.approx(4 / (4 + SHARE), abs=0.005)
+    assert device.share == pytest.approx(4 / (4 + SHARE), abs=0.005)
 
 
 def test_where_chunks_leave_no_step_alone_one_of_many_tells_what_steps_take() -> None:
@@ -126,10 +135,7 @@ def test_every_prompt_has_nearly_the_share_of_a_row(num_decoding: int, num_promp
     device = Device(num_decoding)
     for _ in range(num_prompts):
         device.submit(1_000_000)
-    for _ in range(5000):
-        device.turn()
-    share = device.step_s / (device.step_s + device.chunk_s)
-    assert share == pytest.approx(num_decoding / (num_decoding + SHARE * num_prompts), rel=0.1)
+    assert device.share_of(5000, after=0) == pytest.approx(num_decoding / (num_decoding + SHARE * num_prompts), rel=0.1)
 
 
 @pytest.mark.parametrize(("step_s", "token_s"), [(0.1, 1 / 157), (0.012, 50e-6)], ids=["cpu", "gpu"])
@@ -142,9 +148,8 @@ def test_short_prompts_one_after_another_leave_the_rows_nearly_half_of_the_time(
         if not device.prompts or device.prompts[-1].num_prompt_left == 0:
             device.submit(tokens)
         device.turn()
-    share = device.step_s / (device.step_s + device.chunk_s)
     # As much as the steps for all short prompts, and a quarter of that for this one.
-    assert share >= 1 / (1 + 1 + 1 / 4) - 0.02
+    assert device.share >= 1 / (1 + 1 + 1 / 4) - 0.02
 
 
 def test_a_few_short_prompts_that_come_together_are_served_at_once() -> None:
@@ -179,11 +184,9 @@ def test_what_chunks_take_is_paid_also_where_each_takes_longer_than_the_one_befo
     device.plan = ChunkPlan(ChunkSize(2048, 0.5), shared_prompt_tokens=0)
     device.plan.observe(StepResult(seconds=STEP_S, rows_decoded=4))
     prompt = device.submit(6000)
-    while prompt.num_prompt_left > 400:  # the last chunk is never paid
+    while prompt.num_prompt_left:
         device.turn()
-    while device.plan.next([prompt], 4)[0] is None:
-        device.step_s += STEP_S
-    assert device.step_s / (device.step_s + device.chunk_s) == pytest.approx(4 / 5, rel=0.03)
+    assert device.share == pytest.approx(4 / (4 + SHARE), rel=0.03)
 
 
 def test_two_steps_that_are_told_at_once_are_two() -> None:
@@ -202,12 +205,8 @@ def test_one_odd_step_changes_no_share() -> None:
     device.submit(1_000_000)
     for _ in range(100):
         device.turn()
-    before_s = device.step_s, device.chunk_s
     device.plan.chunk_size.observe(StepResult(seconds=500 * STEP_S, rows_decoded=4))
-    for _ in range(1000):
-        device.turn()
-    step_s, chunk_s = device.step_s - before_s[0], device.chunk_s - before_s[1]
-    assert step_s / (step_s + chunk_s) == pytest.approx(4 / 5, rel=0.1)
+    assert device.share_of(1000, after=0) == pytest.approx(4 / (4 + SHARE), rel=0.1)
 
 
 def test_one_odd_chunk_is_not_paid_for() -> None:
@@ -231,12 +230,7 @@ def test_an_odd_first_step_is_forgotten_beside_chunks() -> None:
     device.plan.chunk_size = ChunkSize(2048, 0.05)
     device.plan.chunk_size.observe(StepResult(seconds=500 * STEP_S, rows_decoded=4))
     device.submit(10_000_000)
-    for _ in range(300):
-        device.turn()
-    device.step_s = device.chunk_s = 0.0
-    for _ in range(1000):
-        device.turn()
-    assert device.step_s / (device.step_s + device.chunk_s) == pytest.approx(4 / 5, rel=0.1)
+    assert device.share_of(1000, after=300) == pytest.approx(4 / (4 + SHARE), rel=0.1)
 
 
 def test_a_short_newcomer_is_next_although_a_long_prompt_owes() -> None:
@@ -301,7 +295,7 @@ def test_where_new_lengths_have_to_be_planned_they_are_few_and_come_again() -> N
         counts.append(len(device.planned) - before[0])
         step_s, chunk_s = device.step_s - before[1], device.chunk_s - before[2]
         shares.append(step_s / (step_s + chunk_s))
-    assert shares == [pytest.approx(4 / 5, rel=0.1)] * 3
+    assert shares == [pytest.approx(4 / (4 + SHARE), rel=0.1)] * 3
     assert counts[0] < 45, "256 at a time it would be 118"
     assert counts[1] < 10
     assert counts[2] == 0
