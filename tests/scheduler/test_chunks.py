@@ -106,8 +106,27 @@ def test_a_step_that_a_chunk_holds_up_does_not_tell_what_steps_take() -> None:
         assert device.plan.chunk_size.decode_s == pytest.approx(STEP_S)
 
 
+@pytest.mark.parametrize("tokens", [2000, 5000, 20_000])
+def test_a_prompt_that_has_taken_long_owes_nothing_at_its_end(tokens: int) -> None:
+    device = Device(4)
+    prompt = device.submit(tokens)
+    while prompt.num_prompt_left:
+        device.turn()
+    assert prompt.credit_s == pytest.approx(0, abs=0.005)
+
+
+def test_a_chunk_that_is_never_told_holds_up_no_step() -> None:
+    """Its row has left."""
+    device = Device(4)
+    assert device.plan.next([device.submit(1000)], 4)[0] is not None
+    for _ in range(20):
+        assert device.plan.next([], 4)[0] is None
+        device.plan.observe(StepResult(seconds=2 * STEP_S, rows_decoded=4))
+    assert device.plan.chunk_size.decode_s == pytest.approx(2 * STEP_S, rel=0.05)
+
+
 @pytest.mark.parametrize("kind", [Device, TellingLate])
-def test_a_long_prompt_owes_nothing_at_its_end(kind: type[Device]) -> None:
+def test_a_long_prompt_has_its_share_to_the_end(kind: type[Device]) -> None:
     device = kind(4)
     prompt = device.submit(20_000)
     while prompt.num_prompt_left:
