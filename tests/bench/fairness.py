@@ -55,6 +55,8 @@ CPU, QUICK, GPU = Case(16_000, 10.0, 5.0), Case(1000, 4.0, 2.0), Case(30_000, 5.
 ROUNDS = 3
 
 
+# From and to, in seconds.
+Stretch = tuple[float, float]
 # About a tenth of a millisecond.
 LOOPS = 5000
 
@@ -77,7 +79,7 @@ class Host:
 
 
 class Round:
-    """One side's: when its rows were by themselves, from and to in seconds, and when the long prompt was processed."""
+    """One side's: when its rows were by themselves, and when the long prompt was processed."""
 
     def __init__(self, outcome: Outcome, host: Host) -> None:
         *self.rows, self.long, self.newcomer = outcome.stories
@@ -87,19 +89,19 @@ class Round:
         answered_s = max(self.long.token_s[-1], self.newcomer.token_s[-1])
         self.after = answered_s, max(story.token_s[-1] for story in self.rows)
 
-    def tokens_per_s(self, stretch: tuple[float, float]) -> float:
+    def tokens_per_s(self, stretch: Stretch) -> float:
         """Of all rows together."""
         start_s, stop_s = stretch
         return sum(start_s <= at < stop_s for story in self.rows for at in story.token_s) / (stop_s - start_s)
 
-    def tokens_per_loop(self, stretch: tuple[float, float]) -> float:
+    def tokens_per_loop(self, stretch: Stretch) -> float:
         return self.tokens_per_s(stretch) * self.host.loop_s(*stretch)
 
-    def tokens_per_s_between(self, stretch: tuple[float, float]) -> float:
+    def tokens_per_s_between(self, stretch: Stretch) -> float:
         """Of a row, of tokens that are not the first of an answer; the rows' mean."""
         return statistics.mean(rate_between(*row, *stretch) for row in zip(self.rows, ANSWERS, strict=True))
 
-    def kept(self, rate: Callable[[tuple[float, float]], float]) -> float:
+    def kept(self, rate: Callable[[Stretch], float]) -> float:
         """The part of a rate that was kept while the long prompt was processed: of its mean before and after."""
         return rate(self.loaded) / statistics.mean((rate(self.before), rate(self.after)))
 
@@ -155,7 +157,7 @@ def main() -> None:
 
         def measure(make: Callable[[], Side], report: Report) -> Round:
             host = Host()
-            outcome = play(make(), asks, report, True, case.quiet_s, host.measure)
+            outcome = play(make(), asks, report, first_tokens_only=True, go_on_s=case.quiet_s, before_turn=host.measure)
             return Round(outcome, host)
 
         rounds = interleave_long(num_rounds, "fairness", *(partial(measure, make) for make in sides))
